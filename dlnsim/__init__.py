@@ -1,0 +1,37 @@
+"""dlnsim: exact simulation of gradient flow on diagonal linear networks, pretraining then fine-tuning."""
+
+from dlnsim.bias import (
+    init_elasticity,
+    l_order,
+    potential,
+    pretraining_dependence,
+    regime_weights,
+    total_potential,
+)
+from dlnsim.errors import ArgumentError, DataError, DlnsimError, PrecisionError, SolverError
+from dlnsim.init import Init, Weights, conserved, initial_weights, reinitialise, weights_from_solution
+from dlnsim.result import Result
+from dlnsim.task import GROUPS, Task
+
+__all__ = [
+    "GROUPS",
+    "ArgumentError",
+    "DataError",
+    "DlnsimError",
+    "Init",
+    "PrecisionError",
+    "Result",
+    "SolverError",
+    "Task",
+    "Weights",
+    "conserved",
+    "init_elasticity",
+    "initial_weights",
+    "l_order",
+    "potential",
+    "pretraining_dependence",
+    "regime_weights",
+    "reinitialise",
+    "total_potential",
+    "weights_from_solution",
+]
