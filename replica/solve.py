@@ -1,0 +1,186 @@
+"""Generalisation error of fine-tuning in the limit D -> infinity: the public solver over grids."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from dlnsim.errors import ArgumentError
+from dlnsim.init import Init
+from dlnsim.result import FAILURES, Result, raise_on_failure
+from dlnsim.task import Task
+from dlnsim.validation import as_float, check_range, is_traced, require_float64
+from replica.channel import Channel, moments, perfect_pretraining, posterior_variance, quadrature
+from replica.fixed_point import FINEST, root
+
+CHUNK = 512
+"""Points solved at once. Memory beyond inputs and outputs is that of one chunk, about 50 MB, for any grid."""
+
+
+class Solution(eqx.Module):
+    """The theory's prediction, one entry a grid point; NaN where `result` is a failure.
+
+    Attributes:
+        mse: E[(beta_FT - beta*_FT)^2] per coordinate = prediction error on a new sample, noise excluded.
+        tau: variance of the effective noise of the scalar channel (NaN where stuck).
+        theta: strength of the effective regularisation (0 for alpha_ft >= 1, NaN where stuck).
+        residual: largest relative residual of the two equations, on a finer quadrature than solved with.
+        error: estimated relative error of `tau` (and of `mse` without noise) that this residual implies.
+        steps: evaluations of the equations.
+        result: codes of `dlnsim.Result`: CONVERGED, STUCK, DIVERGES, or a failure.
+        mse_by_group: error within each of `dlnsim.GROUPS`; their mean under `Task.group_weights` is `mse`.
+        forgetting: E[(beta_FT - beta*_PT)^2] per coordinate, the error on the PT task after fine-tuning.
+        forgetting_by_group: the same within each group.
+    """
+
+    mse: Float[Array, "..."]
+    tau: Float[Array, "..."]
+    theta: Float[Array, "..."]
+    residual: Float[Array, "..."]
+    error: Float[Array, "..."]
+    steps: Int[Array, "..."]
+    result: Int[Array, "..."]
+    mse_by_group: Float[Array, "... 4"]
+    forgetting: Float[Array, "..."]
+    forgetting_by_group: Float[Array, "... 4"]
+
+
+def solve(
+    task: Task, init: Init, *, alpha_ft: ArrayLike, alpha_pt: ArrayLike = jnp.inf, throw: bool = True
+) -> Solution:
+    """Predict fine-tuning after pretraining, exactly, at every point of a broadcast grid.
+
+    Solves tau = (noise + E[(x^ - x)^2]) / alpha and E[dx^/dz] = alpha (theory.md section 4). Works under
+    `jax.jit`, `vmap`, `grad` and `jvp`; derivatives are those of the implicit function theorem.
+
+    Args:
+        task: sparsities, overlap, amplitude and noise; fields broadcast with everything else.
+        init: c_PT, lambda_PT and gamma_FT; fields broadcast with everything else.
+        alpha_ft: fine-tuning samples per coordinate, > 0 and finite.
+        alpha_pt: pretraining samples per coordinate; inf, or >= 1 without PT noise (perfect pretraining).
+        throw: raise if a point fails; with False it is NaN with its result code.
+
+    Returns:
+        `Solution` with leaves of the broadcast shape (`..., 4` for the groups).
+
+    Raises:
+        ArgumentError: an argument is out of range, or shapes do not broadcast.
+        PrecisionError: float64 is not enabled.
+        SolverError: a point failed and `throw` is True (concrete arguments only).
+    """
+    alpha_ft, alpha_pt = as_float(alpha_ft), as_float(alpha_pt)
+    require_float64("replica.solve", task, init, alpha_ft, alpha_pt)
+    check_range("alpha_ft", alpha_ft, "finite and > 0", lambda x: (x > 0) & np.isfinite(x))
+    check_range("alpha_pt", alpha_pt, "> 0 (inf for perfect pretraining)", lambda x: x > 0)
+    if is_traced(alpha_pt, task.noise_var_pt):
+        raise ArgumentError(
+            "`alpha_pt` and `noise_var_pt` must be concrete, got a traced value: close over them"
+        )
+    imperfect = np.isfinite(alpha_pt) & ((np.asarray(alpha_pt) < 1) | (np.asarray(task.noise_var_pt) > 0))
+    if imperfect.any():
+        raise ArgumentError(
+            "`alpha_pt` must be inf, or >= 1 with noise_var_pt = 0 (perfect pretraining), in this version "
+            "of the theory; dlnsim.simulate trains an imperfect PT stage exactly"
+        )
+    try:
+        shape = np.broadcast_shapes(task.shape, init.shape, alpha_ft.shape, alpha_pt.shape)
+    except ValueError as error:
+        raise ArgumentError(
+            f"`task`, `init`, `alpha_ft` and `alpha_pt` must broadcast together, got shapes {task.shape}, "
+            f"{init.shape}, {alpha_ft.shape} and {alpha_pt.shape}"
+        ) from error
+    solution = _solve_grid(task, init, alpha_ft, shape)
+    if throw and not is_traced(solution.result):
+        raise_on_failure(solution.result, "replica.solve")
+    return solution
+
+
+@jax.jit(static_argnames="shape")
+def _solve_grid(task: Task, init: Init, alpha_ft: Array, shape: tuple[int, ...]) -> Solution:
+    def flatten(leaf: Array) -> Array:
+        return jnp.broadcast_to(leaf, shape).reshape(-1)
+
+    points = jax.tree.map(flatten, (task, init, alpha_ft))
+    size = int(np.prod(shape))
+    chunk = min(CHUNK, max(size, 1))
+    chunks = -(-size // chunk)
+
+    def pad(leaf: Array) -> Array:
+        return jnp.pad(leaf, (0, chunks * chunk - size), mode="edge").reshape(chunks, chunk)
+
+    if size == 0:
+        points, chunks = jax.tree.map(lambda leaf: jnp.ones(1), points), 1
+    solved = lax.map(jax.vmap(lambda point: _solve_one(*point)), jax.tree.map(pad, points))
+
+    def unflatten(leaf: Array) -> Array:
+        group = leaf.shape[2:]
+        return leaf.reshape(-1, *group)[:size].reshape(*shape, *group)
+
+    return jax.tree.map(unflatten, solved)
+
+
+def _solve_one(task: Task, init: Init, alpha: Array) -> Solution:
+    interpolating = alpha < 1
+    channel = perfect_pretraining(task, init, jnp.where(interpolating, alpha, 0.5))
+    dead = channel.c == 0
+    # The excluded branches still trace through the solver: give them a harmless problem.
+    solvable = eqx.tree_at(lambda ch: ch.c, channel, jnp.where(dead, 1.0, channel.c))
+    p, (residual, error, steps, result) = root(solvable)
+    tau, theta = jnp.exp(p[0]), jnp.exp(p[1])
+    m = moments(tau, theta, solvable, quadrature(tau, theta, solvable, FINEST))
+    solution = _assemble(channel, m.bias + posterior_variance(tau, solvable), m.power, tau, theta)
+    solution = eqx.tree_at(
+        lambda s: (s.residual, s.error, s.steps, s.result),
+        solution,
+        (residual, error, steps.astype(int), jnp.where(dead.any(), Result.NONFINITE, result.astype(int))),
+    )
+
+    # alpha >= 1: least squares, x^ = z (theory.md section 4). A zero excess would poison derivatives.
+    noise = task.noise_var_ft
+    excess = jnp.where(alpha > 1, alpha - 1, 1.0)
+    tau_ls = jnp.where((alpha == 1) & (noise > 0), jnp.inf, noise / excess)
+    least_squares = _assemble(
+        channel, tau_ls + 0 * channel.var, channel.var + tau_ls, tau_ls, jnp.asarray(0.0)
+    )
+    least_squares = eqx.tree_at(
+        lambda s: s.result,
+        least_squares,
+        jnp.where(jnp.isinf(tau_ls), Result.DIVERGES, Result.CONVERGED),
+    )
+    # c_FT = 0: the flow never leaves the origin.
+    nan = jnp.asarray(jnp.nan)
+    at_origin = _assemble(channel, channel.var, 0 * channel.var, nan, nan)
+    at_origin = eqx.tree_at(lambda s: s.result, at_origin, jnp.asarray(Result.STUCK))
+
+    solution = _select(interpolating, solution, least_squares)
+    solution = _select(dead.all(), at_origin, solution)
+    failed = jnp.isin(solution.result, jnp.array([int(code) for code in FAILURES]))
+    kept = (solution.residual, solution.error, solution.steps, solution.result)
+    blank = jax.tree.map(
+        lambda leaf: jnp.where(failed, jnp.nan, leaf), eqx.filter(solution, eqx.is_inexact_array)
+    )
+    blank = eqx.combine(blank, solution)
+    return eqx.tree_at(lambda s: (s.residual, s.error, s.steps, s.result), blank, kept)
+
+
+def _assemble(channel: Channel, mse: Array, power: Array, tau: Array, theta: Array) -> Solution:
+    # beta*_FT and the estimate are symmetric and independent of beta*_PT, so the cross term vanishes.
+    forgetting = power + channel.beta_pt**2
+    return Solution(
+        mse=jnp.sum(channel.weight * mse, -1),
+        tau=tau,
+        theta=theta,
+        residual=jnp.asarray(0.0),
+        error=jnp.asarray(0.0),
+        steps=jnp.asarray(0),
+        result=jnp.asarray(int(Result.CONVERGED)),
+        mse_by_group=mse,
+        forgetting=jnp.sum(channel.weight * forgetting, -1),
+        forgetting_by_group=forgetting,
+    )
+
+
+def _select(condition: Array, yes: Solution, no: Solution) -> Solution:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
