@@ -1,8 +1,7 @@
-"""The two fixed-point equations of one problem and their solver; everything is per point and vmapped above.
+"""The solver of the fixed-point equations of one problem; vmapped above.
 
-Unknowns are p = (log tau, log theta). The equations (theory.md section 4, 0 < alpha < 1) are
-    E[dx^/dz] = alpha,        alpha tau = noise + E[(x^ - x)^2],
-written as log ratios, so that residuals are relative errors over any number of decades.
+One loop, one evaluation of the equations a step: a lane of a batch works through the phases of `_SCHEDULE` at
+its own pace, on the quadrature rule of its phase, and the program is compiled once for all of them.
 """
 
 from collections.abc import Callable
@@ -15,37 +14,50 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from dlnsim.result import Result
-from replica.channel import Channel, moments, nodes_at, posterior_variance, spacing
+from replica.channel import Channel
+from replica.equations import BLOCK, Point, equations, linearised, solve_2x2, starting_point
 
-BLOCK = 32
-"""Nodes summed at once; every rule is a whole number of blocks."""
 TOLERANCE = 1e-11
 """Largest relative residual of either equation, on the checking rule, that counts as converged."""
-FINEST = 160
+FINEST = 6 * BLOCK
 """Nodes of the rule behind derivatives and predictions, and of the last resort of the solver."""
 
-_MAX_NEWTON = 30
-_BISECTIONS = 60
-
-Point = Float[Array, "2"]
+_BISECTIONS = 45
+_REACH = 100.0  # theta lies within e^+-100 standard deviations, tau above e^-100 c^2
 
 
 class Phase(IntEnum):
-    """What the solver does next; each phase ends in the next one down, or in DONE."""
+    """What the solver does next."""
 
     COARSE = 0
     FINE = 1
     CHECK = 2
     FINEST = 3
     BISECT = 4
-    FINAL_CHECK = 5
-    DONE = 6
+    POLISH = 5
+    FINAL_CHECK = 6
+    DONE = 7
 
 
-# Blocks of nodes in each phase. A check uses half as many nodes again as the rule it checks.
-_BLOCKS = (1, 2, 3, 5, 5, 7, 0)
-# Newton stops when both residuals are below this; a last, quadratically convergent step is then taken.
-_NEWTON_TOLERANCE = (1e-4, 1e-6, 0.0, 1e-6, 0.0, 0.0, 0.0)
+class _Stage(NamedTuple):
+    blocks: int
+    tolerance: float  # of both residuals; Newton then takes a last, quadratically convergent step
+    max_steps: int
+    passed: Phase
+    failed: Phase
+
+
+# A check uses half as many nodes again as the rule that it checks.
+_SCHEDULE = {
+    Phase.COARSE: _Stage(1, 1e-4, 40, Phase.FINE, Phase.FINE),
+    Phase.FINE: _Stage(2, 1e-6, 40, Phase.CHECK, Phase.FINEST),
+    Phase.CHECK: _Stage(3, TOLERANCE, 1, Phase.DONE, Phase.FINEST),
+    Phase.FINEST: _Stage(6, 1e-6, 40, Phase.FINAL_CHECK, Phase.BISECT),
+    Phase.BISECT: _Stage(3, 0.0, _BISECTIONS * (_BISECTIONS + 2), Phase.POLISH, Phase.POLISH),
+    Phase.POLISH: _Stage(6, 1e-6, 10, Phase.FINAL_CHECK, Phase.FINAL_CHECK),
+    Phase.FINAL_CHECK: _Stage(9, TOLERANCE, 1, Phase.DONE, Phase.DONE),
+    Phase.DONE: _Stage(0, 0.0, 0, Phase.DONE, Phase.DONE),
+}
 
 
 class State(NamedTuple):
@@ -61,104 +73,48 @@ class State(NamedTuple):
     error: Float[Array, ""]
 
 
-def _sums(p: Point, channel: Channel, layout: tuple, index: Array) -> Float[Array, "4"]:
-    m = moments(jnp.exp(p[0]), jnp.exp(p[1]), channel, nodes_at(layout, index))
-    by_group = jnp.stack([m.response, m.complement, m.shrinkage, m.bias])
-    return jnp.sum(channel.weight * by_group, axis=-1)
-
-
-def _log_ratios(p: Point, sums: Float[Array, "4"], channel: Channel) -> Point:
-    # The first is a log odds ratio, to stay sharp as alpha -> 1. Stein's identity
-    # E[(x^ - x)^2] = -tau + 2 tau E[dx^/dz] + E[(z - x^)^2] turns the second into
-    # (1 - alpha) tau = noise + E[(z - x^)^2], which is the sharper of the two for alpha > 1/2.
-    response, complement, shrinkage, bias = sums
-    tau, alpha, noise = jnp.exp(p[0]), channel.alpha, channel.noise_var
-    mse = bias + jnp.sum(channel.weight * posterior_variance(tau, channel), -1)
-    odds = jnp.log(response / alpha) - jnp.log(complement / (1 - alpha))
-    tau_ratio = jnp.where(
-        alpha < 0.5, (noise + mse) / (alpha * tau), (noise + shrinkage) / ((1 - alpha) * tau)
-    )
-    return jnp.stack([odds, jnp.log(tau_ratio)])
-
-
-def equations(p: Point, channel: Channel, nodes: int) -> Point:
-    """Both fixed-point equations as log ratios: zero at the solution, differentiable in p and the channel.
-
-    Args:
-        p: (log tau, log theta).
-        channel: one problem.
-        nodes: quadrature nodes a group.
-
-    Returns:
-        Log of the odds of E[dx^/dz] over those of alpha; log of the ratio of the sides of the tau equation.
-    """
-    layout = spacing(jnp.exp(p[0]), jnp.exp(p[1]), channel, nodes)
-    return _log_ratios(p, _sums(p, channel, layout, jnp.arange(nodes)), channel)
-
-
-def _linearised(p: Point, channel: Channel, blocks: Int[Array, ""]) -> tuple[Point, Float[Array, "2 2"]]:
-    """`equations` and their Jacobian for a traced number of blocks, so that one program serves every rule."""
-    layout = spacing(jnp.exp(p[0]), jnp.exp(p[1]), channel, blocks * BLOCK)
-    basis = jnp.eye(2)
-
-    def add_block(k: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        index = k * BLOCK + jnp.arange(BLOCK)
-        value, push = jax.linearize(lambda q: _sums(q, channel, layout, index), p)
-        return sums[0] + value, sums[1] + jax.vmap(push)(basis)
-
-    sums, tangents = lax.fori_loop(0, blocks, add_block, (jnp.zeros(4), jnp.zeros((2, 4))))
-    f, push = jax.linearize(lambda q, s: _log_ratios(q, s, channel), p, sums)
-    return f, jax.vmap(push, out_axes=1)(basis, tangents)
-
-
-def _solve_2x2(matrix: Float[Array, "2 2"], right: Point) -> Point:
-    # Cramer: LAPACK called once a point would cost more than the quadrature.
-    (a, b), (c, d) = matrix
-    return jnp.stack([d * right[0] - b * right[1], a * right[1] - c * right[0]]) / (a * d - b * c)
-
-
-def starting_point(channel: Channel) -> Point:
-    """The tau of an estimate that learns nothing, and a rough theta for it."""
-    alpha = channel.alpha
-    tau = (channel.noise_var + jnp.sum(channel.weight * channel.var, -1)) / alpha
-    sd = jnp.sqrt(tau)
-    # Linear shrinkage has theta = 2 c (1 / alpha - 1); a soft threshold of a few sd has theta asinh(sd / c).
-    c = jnp.exp(jnp.sum(channel.weight * jnp.log(channel.c), -1))
-    odds = 1 / alpha - 1
-    strength = jnp.where(sd > c, jnp.minimum(odds, -jnp.log(alpha)), odds)
-    return jnp.stack([jnp.log(tau), jnp.log(2 * strength * sd / jnp.arcsinh(sd / c))])
-
-
 def _newton(state: State, f: Point, jac: Float[Array, "2 2"]) -> State:
     """One step along the curve E[dx^/dz] = alpha, with a bracket on log tau.
 
-    Far from the curve only log theta moves (the first equation is monotone in it). Near it both move, and tau
-    stays in the bracket that the sign of the second equation, extrapolated to the curve, has established.
+    Far from the curve only log theta moves, bracketed, since the first equation is monotone in it. Near it
+    both move, and tau stays in the bracket that the sign of the second equation on the curve has set up.
     """
-    p, low, high = state.p, state.low[0], state.high[0]
+    p, low, high = state.p, state.low, state.high
     near = jnp.abs(f[0]) < 1.0
     on_curve = f[1] - jac[1, 1] * f[0] / jac[0, 1]
     slope = jac[1, 0] - jac[1, 1] * jac[0, 0] / jac[0, 1]
-    trusted = near & (jnp.abs(f[0]) < 0.3 * jnp.abs(on_curve))
-    low = jnp.where(trusted & (on_curve > 0), jnp.maximum(low, p[0]), low)
-    high = jnp.where(trusted & (on_curve < 0), jnp.minimum(high, p[0]), high)
-    # The crossing is downwards: a wrong-signed slope says only which way to go.
-    step = jnp.clip(jnp.where(slope < 0, -on_curve / slope, jnp.sign(on_curve) * jnp.inf), -4.0, 4.0)
-    log_tau = p[0] + step
-    outside = (log_tau <= low) | (log_tau >= high)
-    log_tau = jnp.where(outside & jnp.isfinite(high - low), (low + high) / 2, log_tau)
+    trusted = jnp.stack([near & (jnp.abs(f[0]) < 0.3 * jnp.abs(on_curve)), ~near])
+    sign = jnp.stack([on_curve, f[0]])
+    low = jnp.where(trusted & (sign > 0), jnp.maximum(low, p), low)
+    high = jnp.where(trusted & (sign < 0), jnp.minimum(high, p), high)
+    # The crossing is downwards: a wrong-signed slope says only which way to go. The cap grows, since exact
+    # recovery lies a hundred e-folds down.
+    cap = 4.0 + 2.0 * state.in_phase
+    step = jnp.where(slope < 0, -on_curve / slope, jnp.sign(on_curve) * jnp.inf)
+    log_tau = _inside(p[0] + jnp.clip(step, -cap, cap), low[0], high[0])
     log_tau = jnp.where(near, log_tau, p[0])
-    log_theta = p[1] + jnp.clip(-(f[0] + jac[0, 0] * (log_tau - p[0])) / jac[0, 1], -3.0, 3.0)
-    return state._replace(
-        p=jnp.stack([log_tau, log_theta]), low=state.low.at[0].set(low), high=state.high.at[0].set(high)
+    step = -(f[0] + jac[0, 0] * (log_tau - p[0])) / jac[0, 1]
+    log_theta = p[1] + jnp.clip(step, -3.0, 3.0)
+    log_theta = jnp.where(near, log_theta, _inside(log_theta, low[1], high[1]))
+    # The theta bracket belongs to one tau.
+    low, high = (
+        low.at[1].set(jnp.where(near, -jnp.inf, low[1])),
+        high.at[1].set(jnp.where(near, jnp.inf, high[1])),
     )
+    return state._replace(p=jnp.stack([log_tau, log_theta]), low=low, high=high)
+
+
+def _inside(x: Array, low: Array, high: Array) -> Array:
+    # Strict: a converged step of zero from an end of the bracket must stay.
+    outside = (x < low) | (x > high)
+    return jnp.where(outside & jnp.isfinite(high - low), (low + high) / 2, x)
 
 
 def _bracket(channel: Channel) -> tuple[Point, Point]:
     """Ends of log tau, and of log theta relative to log(tau) / 2, beyond which no solution lies."""
     top = starting_point(channel)[0] - jnp.log1p(-channel.alpha) + 20.0
     floor = 2 * jnp.log(jnp.min(jnp.where(channel.weight > 0, channel.c, jnp.inf)))
-    return jnp.stack([jnp.minimum(floor, top) - 100.0, -100.0]), jnp.stack([top, 100.0])
+    return jnp.stack([jnp.minimum(floor, top) - _REACH, -_REACH]), jnp.stack([top, _REACH])
 
 
 def _bisect(state: State, f: Point) -> State:
@@ -175,14 +131,14 @@ def _bisect(state: State, f: Point) -> State:
         [jnp.where(theta_done & up, state.p[0], low[0]), jnp.where(theta_done & ~up, state.p[0], high[0])]
     )
     theta = jnp.stack([jnp.where(up, ratio, low[1]), jnp.where(up, high[1], ratio)])
-    theta = jnp.where(theta_done, jnp.array([-100.0, 100.0]), theta)
+    theta = jnp.where(theta_done, jnp.array([-_REACH, _REACH]), theta)
     log_tau = jnp.mean(tau)
     low, high = jnp.stack([tau[0], theta[0]]), jnp.stack([tau[1], theta[1]])
     return state._replace(p=jnp.stack([log_tau, jnp.mean(theta) + log_tau / 2]), low=low, high=high)
 
 
 def solve_point(channel: Channel, first: Phase = Phase.COARSE) -> tuple[State, Int[Array, ""]]:
-    """Solve one problem: Newton on a coarse rule, on a fine one, and a check on a still finer one.
+    """Solve one problem: Newton on a coarse rule, then on a fine one, and a check on a still finer one.
 
     Where the check fails the finest rule takes over, and where Newton fails there, nested bisection.
 
@@ -191,87 +147,66 @@ def solve_point(channel: Channel, first: Phase = Phase.COARSE) -> tuple[State, I
         first: the phase to begin with (BISECT skips Newton).
 
     Returns:
-        (state, result): result is CONVERGED, MAX_STEPS, QUADRATURE or NONFINITE.
+        (state, result): result is CONVERGED, QUADRATURE or NONFINITE.
     """
     start = starting_point(channel)
-    unbounded = jnp.full(2, jnp.inf)
-    low, high = _bracket(channel)
-    middle = (low + high) / 2
-    bisect_from = jnp.stack([middle[0], middle[1] + middle[0] / 2])
-    blocks, tolerance = jnp.array(_BLOCKS), jnp.array(_NEWTON_TOLERANCE)
+    ends = _bracket(channel)
+    middle = (ends[0] + ends[1]) / 2
+    bisection = (jnp.stack([middle[0], middle[1] + middle[0] / 2]), *ends)
+    table = jax.tree.map(lambda *column: jnp.array(column), *_SCHEDULE.values())
 
     def body(state: State) -> State:
-        f, jac = _linearised(state.p, channel, blocks[state.phase])
+        stage = jax.tree.map(lambda column: column[state.phase], table)
+        f, jac = linearised(state.p, channel, stage.blocks)
         err = jnp.max(jnp.abs(f))
-        phase, count = state.phase, state.in_phase + 1
-        bisecting = phase == Phase.BISECT
-        checking = (phase == Phase.CHECK) | (phase == Phase.FINAL_CHECK)
-        moved = jax.tree.map(
-            lambda a, b, c: jnp.where(bisecting, a, jnp.where(checking, b, c)),
-            _bisect(state, f),
-            state,
-            _newton(state, f, jac),
-        )
+        checking = (state.phase == Phase.CHECK) | (state.phase == Phase.FINAL_CHECK)
+        bisecting = state.phase == Phase.BISECT
+        moved = _choose(bisecting, _bisect(state, f), _choose(checking, state, _newton(state, f, jac)))
 
-        found = err <= tolerance[phase]
-        lost = ~found & (count >= _MAX_NEWTON)
-        bisected = count >= _BISECTIONS * (_BISECTIONS + 1)
-        following = jnp.array(
-            [
-                Phase.FINE,
-                Phase.CHECK,
-                Phase.DONE,
-                Phase.FINAL_CHECK,
-                Phase.FINAL_CHECK,
-                Phase.DONE,
-                Phase.DONE,
-            ]
-        )
-        on_failure = jnp.array(
-            [Phase.FINEST, Phase.FINEST, Phase.FINEST, Phase.BISECT, Phase.DONE, Phase.DONE, Phase.DONE]
-        )
-        passed = jnp.where(checking, err <= TOLERANCE, jnp.where(bisecting, bisected, found))
-        failed = jnp.where(checking, ~passed, ~bisecting & lost)
-        after = jnp.where(passed, following[phase], jnp.where(failed, on_failure[phase], phase))
-        after = jnp.where(
-            jnp.isfinite(err) | bisecting, after, jnp.where(phase < Phase.BISECT, Phase.BISECT, Phase.DONE)
-        )
-
-        changed = after != phase
-        to_bisect = changed & (after == Phase.BISECT)
-        p = jnp.where(to_bisect, bisect_from, jnp.where(failed & (phase < Phase.CHECK), start, moved.p))
-        return State(
-            p=p,
+        passed = err <= stage.tolerance
+        failed = ~passed & ((state.in_phase + 1 >= stage.max_steps) | (jnp.isnan(err) & ~bisecting))
+        after = jnp.where(passed, stage.passed, jnp.where(failed, stage.failed, state.phase))
+        moved = moved._replace(
             phase=after,
             steps=state.steps + 1,
-            in_phase=jnp.where(changed, 0, count),
-            low=jnp.where(changed, jnp.where(to_bisect, low, -unbounded), moved.low),
-            high=jnp.where(changed, jnp.where(to_bisect, high, unbounded), moved.high),
+            in_phase=state.in_phase + 1,
             residual=jnp.where(checking, err, state.residual),
             # What the residual on the finer rule means for log tau.
-            error=jnp.where(checking, jnp.abs(_solve_2x2(jac, f)[0]), state.error),
+            error=jnp.where(checking, jnp.abs(solve_2x2(jac, f)[0]), state.error),
         )
+        restart = failed & (after <= Phase.FINEST) & ~checking
+        fresh = moved._replace(
+            p=jnp.where(restart, start, moved.p), in_phase=jnp.asarray(0), low=-free, high=free
+        )
+        moved = _choose(after != state.phase, fresh, moved)
+        return _choose((after == Phase.BISECT) & ~bisecting, _place(fresh, bisection), moved)
 
-    inf, zero = jnp.asarray(jnp.inf), jnp.asarray(0)
+    free, inf, zero = jnp.full(2, jnp.inf), jnp.asarray(jnp.inf), jnp.asarray(0)
     sane = jnp.isfinite(start).all()
-    begin = jnp.where(sane, int(first), int(Phase.DONE))
-    state = State(start, begin, zero, zero, -unbounded, unbounded, inf, inf)
+    state = State(start, jnp.where(sane, int(first), int(Phase.DONE)), zero, zero, -free, free, inf, inf)
     if first == Phase.BISECT:
-        state = state._replace(p=bisect_from, low=low, high=high)
+        state = _place(state, bisection)
     state = lax.while_loop(lambda s: s.phase != Phase.DONE, body, state)
     result = jnp.where(state.residual <= TOLERANCE, Result.CONVERGED, Result.QUADRATURE)
-    result = jnp.where(sane & jnp.isfinite(state.residual), result, Result.NONFINITE)
-    return state, result
+    return state, jnp.where(sane & jnp.isfinite(state.residual), result, Result.NONFINITE)
 
 
-def root(channel: Channel) -> tuple[Point, State, Int[Array, ""]]:
+def _choose(condition: Array, yes: State, no: State) -> State:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def _place(state: State, where: tuple[Point, Point, Point]) -> State:
+    return state._replace(p=where[0], low=where[1], high=where[2])
+
+
+def root(channel: Channel) -> tuple[Point, tuple[Array, Array, Array, Array]]:
     """The solution with implicit derivatives of every order with respect to the channel, in both modes.
 
     Args:
         channel: one problem with 0 < alpha < 1 and every c > 0.
 
     Returns:
-        (p, state, result); only p carries derivatives.
+        (p, (residual, error, steps, result)); only p carries derivatives, the rest are floats.
     """
     frozen = lax.stop_gradient(channel)
 
@@ -281,7 +216,7 @@ def root(channel: Channel) -> tuple[Point, State, Int[Array, ""]]:
         return state.p, (state.residual, state.error, state.steps.astype(float), result.astype(float))
 
     def tangent_solve(jacobian: Callable[[Point], Point], right: Point) -> Point:
-        return _solve_2x2(jax.vmap(jacobian, out_axes=1)(jnp.eye(2)), right)
+        return solve_2x2(jax.vmap(jacobian, out_axes=1)(jnp.eye(2)), right)
 
     def residual(p: Point) -> Point:
         return equations(p, channel, FINEST)
