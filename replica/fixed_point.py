@@ -80,8 +80,9 @@ def _newton(state: State, f: Point, jac: Float[Array, "2 2"]) -> State:
     both move, and tau stays in the bracket that the sign of the second equation on the curve has set up.
     """
     p, low, high = state.p, state.low, state.high
-    near = jnp.abs(f[0]) < 1.0
-    on_curve = f[1] - jac[1, 1] * f[0] / jac[0, 1]
+    to_curve = -f[0] / jac[0, 1]
+    near = (jnp.abs(f[0]) < 1.0) & (jnp.abs(to_curve) < 2.0)
+    on_curve = f[1] + jac[1, 1] * to_curve
     slope = jac[1, 0] - jac[1, 1] * jac[0, 0] / jac[0, 1]
     trusted = jnp.stack([near & (jnp.abs(f[0]) < 0.3 * jnp.abs(on_curve)), ~near])
     sign = jnp.stack([on_curve, f[0]])
@@ -91,11 +92,10 @@ def _newton(state: State, f: Point, jac: Float[Array, "2 2"]) -> State:
     # recovery lies a hundred e-folds down.
     cap = 4.0 + 2.0 * state.in_phase
     step = jnp.where(slope < 0, -on_curve / slope, jnp.sign(on_curve) * jnp.inf)
-    log_tau = _inside(p[0] + jnp.clip(step, -cap, cap), low[0], high[0])
+    log_tau = _inside(p[0], jnp.clip(step, -cap, cap), low[0], high[0])
     log_tau = jnp.where(near, log_tau, p[0])
-    step = -(f[0] + jac[0, 0] * (log_tau - p[0])) / jac[0, 1]
-    log_theta = p[1] + jnp.clip(step, -3.0, 3.0)
-    log_theta = jnp.where(near, log_theta, _inside(log_theta, low[1], high[1]))
+    step = jnp.clip(to_curve - jac[0, 0] / jac[0, 1] * (log_tau - p[0]), -3.0, 3.0)
+    log_theta = jnp.where(near, p[1] + step, _inside(p[1], step, low[1], high[1]))
     # The theta bracket belongs to one tau.
     low, high = (
         low.at[1].set(jnp.where(near, -jnp.inf, low[1])),
@@ -104,10 +104,11 @@ def _newton(state: State, f: Point, jac: Float[Array, "2 2"]) -> State:
     return state._replace(p=jnp.stack([log_tau, log_theta]), low=low, high=high)
 
 
-def _inside(x: Array, low: Array, high: Array) -> Array:
-    # Strict: a converged step of zero from an end of the bracket must stay.
-    outside = (x < low) | (x > high)
-    return jnp.where(outside & jnp.isfinite(high - low), (low + high) / 2, x)
+def _inside(x: Array, step: Array, low: Array, high: Array) -> Array:
+    outside = (x + step <= low) | (x + step >= high)
+    # A converged step from an end of the bracket must not be replaced by half the bracket.
+    bisect = outside & jnp.isfinite(high - low) & (jnp.abs(step) > 1e-6)
+    return jnp.where(bisect, (low + high) / 2, x + step)
 
 
 def _bracket(channel: Channel) -> tuple[Point, Point]:
