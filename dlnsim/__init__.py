@@ -8,8 +8,12 @@ from dlnsim.bias import (
     regime_weights,
     total_potential,
 )
+from dlnsim.data import Teacher, sample_data, sample_teacher
+from dlnsim.dual import LimitSolution
 from dlnsim.errors import ArgumentError, DataError, DlnsimError, PrecisionError, SolverError
 from dlnsim.init import Init, Weights, conserved, initial_weights, reinitialise, weights_from_solution
+from dlnsim.limit import limit
+from dlnsim.pipeline import Simulation, simulate
 from dlnsim.result import Result
 from dlnsim.task import GROUPS, Task
 
@@ -19,19 +23,26 @@ __all__ = [
     "DataError",
     "DlnsimError",
     "Init",
+    "LimitSolution",
     "PrecisionError",
     "Result",
+    "Simulation",
     "SolverError",
     "Task",
+    "Teacher",
     "Weights",
     "conserved",
     "init_elasticity",
     "initial_weights",
     "l_order",
+    "limit",
     "potential",
     "pretraining_dependence",
     "regime_weights",
     "reinitialise",
+    "sample_data",
+    "sample_teacher",
+    "simulate",
     "total_potential",
     "weights_from_solution",
 ]

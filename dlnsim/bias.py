@@ -100,10 +100,12 @@ def _excess(beta_ft: ArrayLike, c_ft: ArrayLike) -> Array:
     """The excess l - 1 in [0, 1], to full relative precision."""
     beta, c = jnp.broadcast_arrays(jnp.abs(as_float(beta_ft)), as_float(c_ft))
     s = jnp.where(beta > 0, beta / jnp.where(c > 0, c, 1.0), 0.0)
-    # Below 1e-8 the excess is 1 - s^2 / 12 = 1 to double precision, and s may be subnormal.
+    # Below 1e-8 the excess is 1 - s^2 / 6 = 1 to double precision, and s may be subnormal.
     safe = jnp.where(s > 1e-8, s, 1.0)
     deficit = _slope_deficit(safe)
-    excess = jnp.where(s > 1e-8, deficit / (jnp.arcsinh(safe) - deficit), 1.0)
+    excess = deficit / (jnp.arcsinh(safe) - deficit)
+    # Rounding puts the quotient up to 4e-16 above 1, and the weight a_I = 1 - excess below 0.
+    excess = jnp.where(s > 1e-8, jnp.minimum(excess, 1.0), 1.0)
     return jnp.where((c == 0) | jnp.isinf(s), 0.0, excess)
 
 
@@ -112,9 +114,11 @@ def _elasticities(beta_pt: ArrayLike, init: Init) -> tuple[Array, Array]:
     b = jnp.abs(as_float(beta_pt))
     hyp = jnp.hypot(init.c_pt, b)
     first_layer = 1 + init.lambda_pt
-    dead = (first_layer == 0) & (init.gamma_ft == 0)
+    # The square, not gamma_ft: below 1e-162 it underflows and c_FT is 0 all the same.
+    readout = init.gamma_ft**2 / 2
+    dead = (first_layer == 0) & (readout == 0)
     first_layer = jnp.where(dead, 1.0, first_layer)
-    c_ft = first_layer * (init.c_pt + hyp) + init.gamma_ft**2 / 2
+    c_ft = first_layer * (init.c_pt + hyp) + readout
     from_beta = first_layer * b * (b / hyp)
-    from_init = first_layer * init.c_pt * (1 + init.c_pt / hyp) + init.gamma_ft**2 / 2
+    from_init = first_layer * init.c_pt * (1 + init.c_pt / hyp) + readout
     return from_beta / c_ft, from_init / c_ft

@@ -1,0 +1,193 @@
+"""The two-stage protocol at finite dimension: pretrain, re-initialise, fine-tune, each flow to its end."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+
+from dlnsim.data import group_means, sample_data, sample_teacher
+from dlnsim.dual import problems_at_once, solve_dual
+from dlnsim.errors import ArgumentError
+from dlnsim.init import Init
+from dlnsim.result import Result, raise_on_failure
+from dlnsim.task import GROUPS, Task
+from dlnsim.validation import as_float, check_range, is_traced, require_float64
+
+
+class Simulation(eqx.Module):
+    """Exact end points of both stages, per grid point and seed; NaN where `result` is a failure.
+
+    Errors are means over coordinates, E[(beta - beta*)^2], the quantities that `replica.solve` predicts.
+
+    Attributes:
+        mse_pt: error on the PT task after pretraining (0 for perfect pretraining).
+        mse_ft: error on the FT task after fine-tuning.
+        forgetting: error on the PT task after fine-tuning, E[(beta_FT - beta*_PT)^2].
+        mse_pt_by_group: `mse_pt` within each of `dlnsim.GROUPS`; NaN where no coordinate fell in the group.
+        mse_ft_by_group: `mse_ft` within each group; NaN likewise.
+        forgetting_by_group: `forgetting` within each group; NaN likewise.
+        residual_pt: relative residual of the PT solution (0 for perfect pretraining).
+        residual_ft: relative residual of the FT solution.
+        result: codes of `dlnsim.Result`; a failure of PT is reported before one of FT.
+        alpha_ft: FT samples per coordinate actually used, round(alpha_ft D) / D.
+        alpha_pt: PT samples per coordinate actually used.
+    """
+
+    mse_pt: Float[Array, "... seed"]
+    mse_ft: Float[Array, "... seed"]
+    forgetting: Float[Array, "... seed"]
+    mse_pt_by_group: Float[Array, "... seed 4"]
+    mse_ft_by_group: Float[Array, "... seed 4"]
+    forgetting_by_group: Float[Array, "... seed 4"]
+    residual_pt: Float[Array, "... seed"]
+    residual_ft: Float[Array, "... seed"]
+    result: Int[Array, "... seed"]
+    alpha_ft: Float[Array, "..."]
+    alpha_pt: Float[Array, "..."]
+
+
+def simulate(
+    task: Task,
+    init: Init,
+    *,
+    alpha_ft: ArrayLike,
+    alpha_pt: ArrayLike = np.inf,
+    dim: int,
+    seeds: int,
+    key: PRNGKeyArray,
+    throw: bool = True,
+) -> Simulation:
+    """Draw tasks and data at dimension `dim` and solve both stages exactly (theory.md sections 1 and 2).
+
+    A point's random numbers depend on `key`, its index in the broadcast grid and the seed alone, not on
+    batching or device. Points with equal sample numbers share one compiled program.
+
+    Args:
+        task: fields broadcast with everything else.
+        init: fields broadcast with everything else.
+        alpha_ft: FT samples per coordinate, > 0; n = round(alpha_ft dim), at least 1.
+        alpha_pt: PT samples per coordinate, > 0; inf: beta_PT = beta*_PT without training.
+        dim: number of coordinates D, >= 1.
+        seeds: draws of tasks and data per grid point, >= 1.
+        key: from `jax.random.key`.
+        throw: raise if any run fails; with False it is NaN with its result code.
+
+    Returns:
+        `Simulation`, with a trailing axis of length `seeds`.
+
+    Raises:
+        ArgumentError: an argument is out of range, or shapes do not broadcast.
+        PrecisionError: float64 is not enabled.
+        SolverError: a run failed and `throw` is True.
+    """
+    alpha_ft, alpha_pt = as_float(alpha_ft), as_float(alpha_pt)
+    require_float64("dlnsim.simulate", task, init, alpha_ft, alpha_pt)
+    if is_traced(task, init, alpha_ft, alpha_pt):
+        raise ArgumentError(
+            "`simulate` needs concrete arguments, since they set array shapes: call it outside jit"
+        )
+    check_range("alpha_ft", alpha_ft, "finite and > 0", lambda x: (x > 0) & np.isfinite(x))
+    check_range("alpha_pt", alpha_pt, "> 0 (inf for perfect pretraining)", lambda x: x > 0)
+    for name, value in (("dim", dim), ("seeds", seeds)):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ArgumentError(f"`{name}` must be an integer >= 1, got {value!r}")
+    if not (
+        isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
+    ):
+        raise ArgumentError(f"`key` must be one key from jax.random.key(seed), got {key!r}")
+    try:
+        shape = np.broadcast_shapes(task.shape, init.shape, alpha_ft.shape, alpha_pt.shape)
+    except ValueError as error:
+        raise ArgumentError(
+            f"`task`, `init`, `alpha_ft` and `alpha_pt` must broadcast together, got shapes {task.shape}, "
+            f"{init.shape}, {alpha_ft.shape} and {alpha_pt.shape}"
+        ) from error
+
+    def flatten(leaf: Array) -> np.ndarray:
+        return np.broadcast_to(np.asarray(leaf), shape).ravel()
+
+    points = jax.tree.map(flatten, (task, init))
+    n_ft, n_pt = (_samples(flatten(alpha), dim) for alpha in (alpha_ft, alpha_pt))
+    runs = [None] * len(n_ft)
+    for ft, pt in sorted({*zip(n_ft, n_pt, strict=True)}):
+        members = np.flatnonzero((n_ft == ft) & (n_pt == pt))
+        chosen = jax.tree.map(lambda leaf, members=members: jnp.asarray(leaf[members]), points)
+        solved = _run(
+            *chosen, jnp.asarray(members), key, n_ft=int(ft), n_pt=int(pt), dim=int(dim), seeds=int(seeds)
+        )
+        for i, member in enumerate(members):
+            runs[member] = jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), solved)
+    if not runs:
+        raise ArgumentError(f"the grid is empty: got shape {shape}")
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.asarray(np.stack(leaves).reshape(*shape, *leaves[0].shape)), *runs
+    )
+    simulation = Simulation(
+        *stacked,
+        alpha_ft=jnp.asarray(n_ft.reshape(shape) / dim),
+        alpha_pt=jnp.asarray(np.where(n_pt == _PERFECT, np.inf, n_pt / dim).reshape(shape)),
+    )
+    if throw:
+        raise_on_failure(simulation.result, "dlnsim.simulate")
+    return simulation
+
+
+_PERFECT = -1
+
+
+def _samples(alpha: np.ndarray, dim: int) -> np.ndarray:
+    finite = np.where(np.isfinite(alpha), alpha, 0.0)
+    return np.where(np.isfinite(alpha), np.maximum(np.rint(finite * dim), 1), _PERFECT).astype(int)
+
+
+@partial(jax.jit, static_argnames=("n_ft", "n_pt", "dim", "seeds"))
+def _run(
+    tasks: Task, inits: Init, index: Array, key: Array, *, n_ft: int, n_pt: int, dim: int, seeds: int
+) -> tuple[Array, ...]:
+    """All seeds of all points with these sample numbers; leaves of shape (point, seed, ...)."""
+    count = index.shape[0]
+    grid = jnp.arange(count * seeds)
+
+    def one(flat: Array) -> tuple[Array, ...]:
+        point, seed = flat // seeds, flat % seeds
+        task, init = jax.tree.map(lambda leaf: leaf[point], (tasks, inits))
+        return _two_stages(
+            task, init, jax.random.fold_in(jax.random.fold_in(key, index[point]), seed), n_ft, n_pt, dim
+        )
+
+    solved = lax.map(one, grid, batch_size=problems_at_once(max(n_ft, n_pt), dim, count * seeds))
+    return jax.tree.map(lambda leaf: leaf.reshape(count, seeds, *leaf.shape[1:]), solved)
+
+
+def _two_stages(task: Task, init: Init, key: Array, n_ft: int, n_pt: int, dim: int) -> tuple[Array, ...]:
+    teacher_key, pt_key, ft_key = jax.random.split(key, 3)
+    teacher = sample_teacher(teacher_key, task, dim)
+    beta_pt, residual_pt, result_pt = teacher.beta_pt, jnp.asarray(0.0), jnp.asarray(int(Result.CONVERGED))
+    if n_pt != _PERFECT:
+        X, y = _drawn(pt_key, teacher.beta_pt, n_pt, task.noise_var_pt)
+        stage = solve_dual(X, y, jnp.full(dim, init.c_pt))
+        beta_pt, residual_pt, result_pt = stage.beta, stage.residual, stage.result
+    X, y = _drawn(ft_key, teacher.beta_ft, n_ft, task.noise_var_ft)
+    fine_tuned = solve_dual(X, y, init.c_ft(beta_pt))
+    errors = (
+        (beta_pt - teacher.beta_pt) ** 2,
+        (fine_tuned.beta - teacher.beta_ft) ** 2,
+        (fine_tuned.beta - teacher.beta_pt) ** 2,
+    )
+    result = jnp.where(result_pt == Result.CONVERGED, fine_tuned.result, result_pt)
+    return (
+        *(error.mean() for error in errors),
+        *(group_means(error, teacher.group, len(GROUPS)) for error in errors),
+        residual_pt,
+        fine_tuned.residual,
+        result,
+    )
+
+
+def _drawn(key: Array, beta: Array, samples: int, noise_var: Array) -> tuple[Array, Array]:
+    # Without the barrier XLA on a CPU fuses the drawing of X into every product with X: 30 times slower.
+    return lax.optimization_barrier(sample_data(key, beta, samples, noise_var))
