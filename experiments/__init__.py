@@ -1,0 +1,1 @@
+"""experiments: protocols that turn a specification into stored, reproducible data."""

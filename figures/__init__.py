@@ -1,0 +1,1 @@
+"""figures: pictures of stored data."""

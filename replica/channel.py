@@ -107,6 +107,11 @@ def _invert(z: Array, c: Array, theta: Array) -> Array:
     return t
 
 
+def _asinh(x: Array) -> Array:
+    """Compute asinh for 0 <= x < 1e150, to full relative precision; twice as fast as the general one."""
+    return jnp.log1p(x + x * x / (1 + jnp.sqrt(1 + x * x)))
+
+
 def spacing(tau: Array, theta: Array, channel: Channel, nodes: ArrayLike) -> Spacing:
     """Lay out a rule that covers |z| <= 9.5 standard deviations of each group.
 
@@ -147,10 +152,10 @@ def nodes_at(layout: Spacing, index: Int[Array, " node"]) -> Rule:
     growth = jnp.expm1(step * index)
     sinh_s = (growth + growth / (1 + growth)) / 2
     slope = ratio * sinh_s
-    sinh_t = jnp.arcsinh(slope) / ratio
-    dt_ds = jnp.sqrt((1 + sinh_s**2) / (1 + slope**2)) / jnp.hypot(1.0, sinh_t)
+    sinh_t = _asinh(slope) / ratio
+    dt_ds = jnp.sqrt((1 + sinh_s**2) / ((1 + slope**2) * (1 + sinh_t**2)))
     # The mirror image s < 0 counts twice every node but the one at 0.
-    return Rule(jnp.arcsinh(sinh_t), sinh_t, step * jnp.where(index == 0, 1.0, 2.0) * dt_ds)
+    return Rule(_asinh(sinh_t), sinh_t, step * jnp.where(index == 0, 1.0, 2.0) * dt_ds)
 
 
 def quadrature(tau: Array, theta: Array, channel: Channel, nodes: int) -> Rule:
@@ -177,7 +182,7 @@ def moments(tau: Array, theta: Array, channel: Channel, rule: Rule) -> Moments:
     c, total = channel.c[..., None], (channel.var + tau)[..., None]
     half = theta / 2
     estimate = c * rule.sinh
-    c_cosh = c * jnp.hypot(1.0, rule.sinh)
+    c_cosh = c * jnp.sqrt(1 + rule.sinh**2)
     shrink = half * rule.t
     z = estimate + shrink
     density = jnp.exp(-(z**2) / (2 * total)) / jnp.sqrt(2 * jnp.pi * total) * rule.dt

@@ -5,10 +5,11 @@ Unknowns are p = (log tau, log theta). The equations (theory.md section 4, 0 < a
 written as log ratios, so that residuals are relative errors over any number of decades.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float
 
 from replica.channel import Channel, Spacing, moments, nodes_at, posterior_variance, spacing
 
@@ -32,9 +33,7 @@ def _log_ratios(p: Point, sums: Float[Array, "4"], channel: Channel) -> Point:
     tau, alpha, noise = jnp.exp(p[0]), channel.alpha, channel.noise_var
     mse = bias + jnp.sum(channel.weight * posterior_variance(tau, channel), -1)
     odds = jnp.log(response / alpha) - jnp.log(complement / (1 - alpha))
-    tau_ratio = jnp.where(
-        alpha < 0.5, (noise + mse) / (alpha * tau), (noise + shrinkage) / ((1 - alpha) * tau)
-    )
+    tau_ratio = jnp.where(alpha < 0.5, (noise + mse) / (alpha * tau), (noise + shrinkage) / ((1 - alpha) * tau))
     return jnp.stack([odds, jnp.log(tau_ratio)])
 
 
@@ -53,28 +52,45 @@ def equations(p: Point, channel: Channel, nodes: int) -> Point:
     return _log_ratios(p, _sums(p, channel, layout, jnp.arange(nodes)), channel)
 
 
-def linearised(p: Point, channel: Channel, blocks: Int[Array, ""]) -> tuple[Point, Float[Array, "2 2"]]:
-    """`equations` and their Jacobian for a traced number of blocks, so that one program serves every rule.
+class Sums(NamedTuple):
+    """Sums of a rule over its blocks so far, and their derivatives with respect to p."""
+
+    value: Float[Array, "4"]
+    tangent: Float[Array, "2 4"]
+
+
+def no_sums() -> Sums:
+    """Before the first block."""
+    return Sums(jnp.zeros(4), jnp.zeros((2, 4)))
+
+
+def add_block(sums: Sums, p: Point, channel: Channel, block: ArrayLike, blocks: ArrayLike) -> Sums:
+    """Add one block of `BLOCK` nodes of a rule with `blocks` blocks.
 
     Args:
+        sums: of the blocks before.
         p: (log tau, log theta).
         channel: one problem.
-        blocks: quadrature nodes a group, in units of `BLOCK`.
+        block: which one, from 0.
+        blocks: how many the rule has, > 0; traced, so that one program serves every rule.
+
+    Returns:
+        `Sums` with this block.
+    """
+    layout = spacing(jnp.exp(p[0]), jnp.exp(p[1]), channel, blocks * BLOCK)
+    index = block * BLOCK + jnp.arange(BLOCK)
+    value, push = jax.linearize(lambda q: _sums(q, channel, layout, index), p)
+    return Sums(sums.value + value, sums.tangent + jax.vmap(push)(jnp.eye(2)))
+
+
+def linearised(p: Point, channel: Channel, sums: Sums) -> tuple[Point, Float[Array, "2 2"]]:
+    """`equations` and their Jacobian from the sums of all blocks.
 
     Returns:
         (f, jac) with jac[i, j] = d f_i / d p_j.
     """
-    layout = spacing(jnp.exp(p[0]), jnp.exp(p[1]), channel, blocks * BLOCK)
-    basis = jnp.eye(2)
-
-    def add_block(k: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        index = k * BLOCK + jnp.arange(BLOCK)
-        value, push = jax.linearize(lambda q: _sums(q, channel, layout, index), p)
-        return sums[0] + value, sums[1] + jax.vmap(push)(basis)
-
-    sums, tangents = lax.fori_loop(0, blocks, add_block, (jnp.zeros(4), jnp.zeros((2, 4))))
-    f, push = jax.linearize(lambda q, s: _log_ratios(q, s, channel), p, sums)
-    return f, jax.vmap(push, out_axes=1)(basis, tangents)
+    f, push = jax.linearize(lambda q, s: _log_ratios(q, s, channel), p, sums.value)
+    return f, jax.vmap(push, out_axes=1)(jnp.eye(2), sums.tangent)
 
 
 def solve_2x2(matrix: Float[Array, "2 2"], right: Point) -> Point:

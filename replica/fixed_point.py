@@ -1,7 +1,7 @@
-"""The solver of the fixed-point equations of one problem; vmapped above.
+"""The solver of the fixed-point equations for a batch of problems.
 
-One loop, one evaluation of the equations a step: a lane of a batch works through the phases of `_SCHEDULE` at
-its own pace, on the quadrature rule of its phase, and the program is compiled once for all of them.
+One loop, one block of quadrature nodes a step: each lane works through the phases of `_SCHEDULE` at its own pace,
+on the quadrature rule of its phase, then takes the next problem. The program is compiled once for all of them.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,25 @@ from jaxtyping import Array, Float, Int
 
 from dlnsim.result import Result
 from replica.channel import Channel
-from replica.equations import BLOCK, Point, equations, linearised, solve_2x2, starting_point
+from replica.equations import (
+    BLOCK,
+    Point,
+    Sums,
+    add_block,
+    equations,
+    linearised,
+    no_sums,
+    solve_2x2,
+    starting_point,
+)
 
 TOLERANCE = 1e-11
 """Largest relative residual of either equation, on the checking rule, that counts as converged."""
 FINEST = 6 * BLOCK
 """Nodes of the rule behind derivatives and predictions, and of the last resort of the solver."""
+
+LANES = 256
+"""Problems in work at a time; the memory of the solver is that of its lanes, whatever the size of the grid."""
 
 _BISECTIONS = 45
 _REACH = 100.0  # theta lies within e^+-100 standard deviations, tau above e^-100 c^2
@@ -71,6 +84,8 @@ class State(NamedTuple):
     high: Point
     residual: Float[Array, ""]
     error: Float[Array, ""]
+    block: Int[Array, ""]
+    sums: Sums
 
 
 def _newton(state: State, f: Point, jac: Float[Array, "2 2"]) -> State:
@@ -128,9 +143,7 @@ def _bisect(state: State, f: Point) -> State:
     theta_done = (state.in_phase + 1) % (_BISECTIONS + 1) == 0
     ratio = state.p[1] - state.p[0] / 2
     up = f[jnp.where(theta_done, 1, 0)] > 0
-    tau = jnp.stack(
-        [jnp.where(theta_done & up, state.p[0], low[0]), jnp.where(theta_done & ~up, state.p[0], high[0])]
-    )
+    tau = jnp.stack([jnp.where(theta_done & up, state.p[0], low[0]), jnp.where(theta_done & ~up, state.p[0], high[0])])
     theta = jnp.stack([jnp.where(up, ratio, low[1]), jnp.where(up, high[1], ratio)])
     theta = jnp.where(theta_done, jnp.array([-_REACH, _REACH]), theta)
     log_tau = jnp.mean(tau)
@@ -138,88 +151,151 @@ def _bisect(state: State, f: Point) -> State:
     return state._replace(p=jnp.stack([log_tau, jnp.mean(theta) + log_tau / 2]), low=low, high=high)
 
 
-def solve_point(channel: Channel, first: Phase = Phase.COARSE) -> tuple[State, Int[Array, ""]]:
-    """Solve one problem: Newton on a coarse rule, then on a fine one, and a check on a still finer one.
-
-    Where the check fails the finest rule takes over, and where Newton fails there, nested bisection.
-
-    Args:
-        channel: one problem with 0 < alpha < 1 and every c > 0.
-        first: the phase to begin with (BISECT skips Newton).
-
-    Returns:
-        (state, result): result is CONVERGED, QUADRATURE or NONFINITE.
-    """
-    start = starting_point(channel)
-    ends = _bracket(channel)
-    middle = (ends[0] + ends[1]) / 2
-    bisection = (jnp.stack([middle[0], middle[1] + middle[0] / 2]), *ends)
-    table = jax.tree.map(lambda *column: jnp.array(column), *_SCHEDULE.values())
-
-    def body(state: State) -> State:
-        stage = jax.tree.map(lambda column: column[state.phase], table)
-        f, jac = linearised(state.p, channel, stage.blocks)
-        err = jnp.max(jnp.abs(f))
-        checking = (state.phase == Phase.CHECK) | (state.phase == Phase.FINAL_CHECK)
-        bisecting = state.phase == Phase.BISECT
-        moved = _choose(bisecting, _bisect(state, f), _choose(checking, state, _newton(state, f, jac)))
-
-        passed = err <= stage.tolerance
-        failed = ~passed & ((state.in_phase + 1 >= stage.max_steps) | (jnp.isnan(err) & ~bisecting))
-        after = jnp.where(passed, stage.passed, jnp.where(failed, stage.failed, state.phase))
-        moved = moved._replace(
-            phase=after,
-            steps=state.steps + 1,
-            in_phase=state.in_phase + 1,
-            residual=jnp.where(checking, err, state.residual),
-            # What the residual on the finer rule means for log tau.
-            error=jnp.where(checking, jnp.abs(solve_2x2(jac, f)[0]), state.error),
-        )
-        restart = failed & (after <= Phase.FINEST) & ~checking
-        fresh = moved._replace(
-            p=jnp.where(restart, start, moved.p), in_phase=jnp.asarray(0), low=-free, high=free
-        )
-        moved = _choose(after != state.phase, fresh, moved)
-        return _choose((after == Phase.BISECT) & ~bisecting, _place(fresh, bisection), moved)
-
+def _begin(channel: Channel, first: Phase) -> State:
     free, inf, zero = jnp.full(2, jnp.inf), jnp.asarray(jnp.inf), jnp.asarray(0)
-    sane = jnp.isfinite(start).all()
-    state = State(start, jnp.where(sane, int(first), int(Phase.DONE)), zero, zero, -free, free, inf, inf)
-    if first == Phase.BISECT:
-        state = _place(state, bisection)
-    state = lax.while_loop(lambda s: s.phase != Phase.DONE, body, state)
-    result = jnp.where(state.residual <= TOLERANCE, Result.CONVERGED, Result.QUADRATURE)
-    return state, jnp.where(sane & jnp.isfinite(state.residual), result, Result.NONFINITE)
+    start = starting_point(channel)
+    phase = jnp.where(jnp.isfinite(start).all(), int(first), int(Phase.DONE))
+    state = State(start, phase, zero, zero, -free, free, inf, inf, zero, no_sums())
+    return _at_bisection(state, channel) if first == Phase.BISECT else state
+
+
+def _at_bisection(state: State, channel: Channel) -> State:
+    low, high = _bracket(channel)
+    middle = (low + high) / 2
+    return state._replace(p=jnp.stack([middle[0], middle[1] + middle[0] / 2]), low=low, high=high)
+
+
+def _advance(state: State, channel: Channel) -> State:
+    """Sum one block of nodes and, where that completes the rule, take one step of the phase."""
+    table = jax.tree.map(lambda *column: jnp.array(column), *_SCHEDULE.values())
+    stage = jax.tree.map(lambda column: column[state.phase], table)
+    sums = add_block(state.sums, state.p, channel, state.block, jnp.maximum(stage.blocks, 1))
+    summed = state._replace(block=state.block + 1, sums=sums)
+    stepped = _step(state._replace(block=jnp.asarray(0), sums=no_sums()), channel, stage, sums)
+    return _choose(state.block + 1 >= stage.blocks, stepped, summed)
+
+
+def _step(state: State, channel: Channel, stage: _Stage, sums: Sums) -> State:
+    f, jac = linearised(state.p, channel, sums)
+    err = jnp.max(jnp.abs(f))
+    checking = (state.phase == Phase.CHECK) | (state.phase == Phase.FINAL_CHECK)
+    bisecting = state.phase == Phase.BISECT
+    moved = _choose(bisecting, _bisect(state, f), _choose(checking, state, _newton(state, f, jac)))
+
+    passed = err <= stage.tolerance
+    failed = ~passed & ((state.in_phase + 1 >= stage.max_steps) | (jnp.isnan(err) & ~bisecting))
+    after = jnp.where(passed, stage.passed, jnp.where(failed, stage.failed, state.phase))
+    moved = moved._replace(
+        phase=after,
+        steps=state.steps + 1,
+        in_phase=state.in_phase + 1,
+        residual=jnp.where(checking, err, state.residual),
+        # What the residual on the finer rule means for log tau.
+        error=jnp.where(checking, jnp.abs(solve_2x2(jac, f)[0]), state.error),
+    )
+    restart = failed & (after <= Phase.FINEST) & ~checking
+    free = jnp.full(2, jnp.inf)
+    fresh = moved._replace(
+        p=jnp.where(restart, starting_point(channel), moved.p), in_phase=jnp.asarray(0), low=-free, high=free
+    )
+    moved = _choose(after != state.phase, fresh, moved)
+    return _choose((after == Phase.BISECT) & ~bisecting, _at_bisection(fresh, channel), moved)
 
 
 def _choose(condition: Array, yes: State, no: State) -> State:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _place(state: State, where: tuple[Point, Point, Point]) -> State:
-    return state._replace(p=where[0], low=where[1], high=where[2])
+class Outcome(NamedTuple):
+    """The solution of every problem of a batch."""
+
+    p: Float[Array, "problem 2"]
+    residual: Float[Array, " problem"]
+    error: Float[Array, " problem"]
+    steps: Int[Array, " problem"]
+    result: Int[Array, " problem"]
 
 
-def root(channel: Channel) -> tuple[Point, tuple[Array, Array, Array, Array]]:
-    """The solution with implicit derivatives of every order with respect to the channel, in both modes.
+def solve_all(channels: Channel, first: Phase = Phase.COARSE) -> Outcome:
+    """Solve a batch of problems: Newton on a coarse rule, then on a fine one, and a check on a still finer one.
+
+    Where the check fails the finest rule takes over, and where Newton fails there, nested bisection. `LANES`
+    problems are in work at a time; a lane that is done takes the next one from the queue, so that a problem costs
+    what it needs and no easy one waits for a hard one.
 
     Args:
-        channel: one problem with 0 < alpha < 1 and every c > 0.
+        channels: leaves with a leading problem axis; 0 < alpha < 1 and every c > 0.
+        first: the phase to begin with (BISECT skips Newton).
 
     Returns:
-        (p, (residual, error, steps, result)); only p carries derivatives, the rest are floats.
+        `Outcome`; result is CONVERGED, QUADRATURE or NONFINITE.
     """
-    frozen = lax.stop_gradient(channel)
+    size = channels.alpha.shape[0]
+    lanes = min(LANES, size)
 
-    def solve(_: object, __: Point) -> tuple[Point, tuple]:
-        state, result = solve_point(frozen)
+    def take(problem: Array) -> tuple[Channel, State]:
+        channel = jax.tree.map(lambda leaf: leaf[jnp.minimum(problem, size - 1)], channels)
+        return channel, jax.vmap(lambda one: _begin(one, first))(channel)
+
+    def body(carry: tuple) -> tuple:
+        problem, waiting, channel, state, done = carry
+        state = jax.vmap(_advance)(state, channel)
+        finished = state.phase == Phase.DONE
+        # Lanes that found the queue empty hold a problem number beyond the end: their writes are dropped.
+        done = jax.tree.map(
+            lambda all_, lane: all_.at[jnp.where(finished, problem, size)].set(lane, mode="drop"),
+            done,
+            (state.p, state.residual, state.error, state.steps),
+        )
+        following = waiting + jnp.cumsum(finished) - 1
+        problem = jnp.where(finished, following, problem)
+        fresh_channel, fresh = take(problem)
+        pick = jax.vmap(_choose)
+        # An empty queue leaves the lane where it is, done.
+        reload = finished & (problem < size)
+        return (
+            problem,
+            waiting + finished.sum(),
+            pick(reload, fresh_channel, channel),
+            pick(reload, fresh, state),
+            done,
+        )
+
+    def unfinished(carry: tuple) -> Array:
+        problem, _, _, state, _ = carry
+        return jnp.any((problem < size) | (state.phase != Phase.DONE))
+
+    first_lanes = jnp.arange(lanes)
+    nothing = (jnp.zeros((size, 2)), *(jnp.full(size, jnp.inf) for _ in range(2)), jnp.zeros(size, int))
+    carry = (first_lanes, jnp.asarray(lanes), *take(first_lanes), nothing)
+    p, residual, error, steps = lax.while_loop(unfinished, body, carry)[-1]
+    result = jnp.where(residual <= TOLERANCE, Result.CONVERGED, Result.QUADRATURE)
+    result = jnp.where(jnp.isfinite(residual), result, Result.NONFINITE)
+    return Outcome(p, residual, error, steps, result)
+
+
+def root(channels: Channel) -> tuple[Float[Array, "problem 2"], Outcome]:
+    """The solutions with implicit derivatives of every order with respect to the channels, in both modes.
+
+    Args:
+        channels: as in `solve_all`.
+
+    Returns:
+        (p, outcome) where p carries the derivatives; outcome's integers come as floats.
+    """
+    frozen = lax.stop_gradient(channels)
+
+    def solve(_: object, __: Array) -> tuple[Array, Outcome]:
+        outcome = solve_all(frozen)
         # Auxiliary outputs of custom_root need a tangent type, which integers lack.
-        return state.p, (state.residual, state.error, state.steps.astype(float), result.astype(float))
+        return outcome.p, jax.tree.map(lambda leaf: leaf.astype(float), outcome)
 
-    def tangent_solve(jacobian: Callable[[Point], Point], right: Point) -> Point:
-        return solve_2x2(jax.vmap(jacobian, out_axes=1)(jnp.eye(2)), right)
+    def tangent_solve(jacobian: Callable[[Array], Array], right: Array) -> Array:
+        # Problems do not interact: two products with the Jacobian show all of its 2 x 2 blocks.
+        columns = [jacobian(jnp.broadcast_to(unit, right.shape)) for unit in jnp.eye(2)]
+        return jax.vmap(solve_2x2)(jnp.stack(columns, axis=-1), right)
 
-    def residual(p: Point) -> Point:
-        return equations(p, channel, FINEST)
+    def residual(p: Array) -> Array:
+        return jax.vmap(lambda q, channel: equations(q, channel, FINEST))(p, channels)
 
-    return lax.custom_root(residual, jnp.zeros(2), solve, tangent_solve, has_aux=True)
+    return lax.custom_root(residual, jnp.zeros((channels.alpha.shape[0], 2)), solve, tangent_solve, has_aux=True)

@@ -13,10 +13,10 @@ from dlnsim.result import FAILURES, Result, raise_on_failure
 from dlnsim.task import Task
 from dlnsim.validation import as_float, check_range, is_traced, require_float64
 from replica.channel import Channel, moments, perfect_pretraining, posterior_variance, quadrature
-from replica.fixed_point import FINEST, root
+from replica.fixed_point import FINEST, Outcome, root
 
 CHUNK = 512
-"""Points solved at once. Memory beyond inputs and outputs is that of one chunk, about 50 MB, for any grid."""
+"""Points whose predictions are evaluated at once; beyond inputs and outputs, memory is that of one chunk."""
 
 
 class Solution(eqx.Module):
@@ -75,9 +75,7 @@ def solve(
     check_range("alpha_ft", alpha_ft, "finite and > 0", lambda x: (x > 0) & np.isfinite(x))
     check_range("alpha_pt", alpha_pt, "> 0 (inf for perfect pretraining)", lambda x: x > 0)
     if is_traced(alpha_pt, task.noise_var_pt):
-        raise ArgumentError(
-            "`alpha_pt` and `noise_var_pt` must be concrete, got a traced value: close over them"
-        )
+        raise ArgumentError("`alpha_pt` and `noise_var_pt` must be concrete, got a traced value: close over them")
     imperfect = np.isfinite(alpha_pt) & ((np.asarray(alpha_pt) < 1) | (np.asarray(task.noise_var_pt) > 0))
     if imperfect.any():
         raise ArgumentError(
@@ -99,20 +97,29 @@ def solve(
 
 @jax.jit(static_argnames="shape")
 def _solve_grid(task: Task, init: Init, alpha_ft: Array, shape: tuple[int, ...]) -> Solution:
+    size = int(np.prod(shape))
+
     def flatten(leaf: Array) -> Array:
         return jnp.broadcast_to(leaf, shape).reshape(-1)
 
-    points = jax.tree.map(flatten, (task, init, alpha_ft))
-    size = int(np.prod(shape))
+    task, init, alpha = jax.tree.map(flatten, (task, init, alpha_ft))
+    channels = jax.vmap(perfect_pretraining)(task, init, jnp.where(alpha < 1, alpha, 0.5))
+    # The excluded branches still pass through the solver: give them a harmless problem.
+    solvable = eqx.tree_at(lambda ch: ch.c, channels, jnp.where(channels.c == 0, 1.0, channels.c))
+    if size == 0:
+        p, outcome = jnp.zeros((0, 2)), Outcome(*(jnp.zeros((0, 2)), *(jnp.zeros(0) for _ in range(4))))
+    else:
+        p, outcome = root(solvable)
+
     chunk = min(CHUNK, max(size, 1))
     chunks = -(-size // chunk)
 
     def pad(leaf: Array) -> Array:
-        return jnp.pad(leaf, (0, chunks * chunk - size), mode="edge").reshape(chunks, chunk)
+        widths = [(0, chunks * chunk - size)] + [(0, 0)] * (leaf.ndim - 1)
+        return jnp.pad(leaf, widths, mode="edge").reshape(chunks, chunk, *leaf.shape[1:])
 
-    if size == 0:
-        points, chunks = jax.tree.map(lambda leaf: jnp.ones(1), points), 1
-    solved = lax.map(jax.vmap(lambda point: _solve_one(*point)), jax.tree.map(pad, points))
+    problems = (task, alpha, channels, solvable, p, outcome)
+    solved = lax.map(jax.vmap(lambda problem: _predict(*problem)), jax.tree.map(pad, problems) if size else problems)
 
     def unflatten(leaf: Array) -> Array:
         group = leaf.shape[2:]
@@ -121,46 +128,32 @@ def _solve_grid(task: Task, init: Init, alpha_ft: Array, shape: tuple[int, ...])
     return jax.tree.map(unflatten, solved)
 
 
-def _solve_one(task: Task, init: Init, alpha: Array) -> Solution:
-    interpolating = alpha < 1
-    channel = perfect_pretraining(task, init, jnp.where(interpolating, alpha, 0.5))
-    dead = channel.c == 0
-    # The excluded branches still trace through the solver: give them a harmless problem.
-    solvable = eqx.tree_at(lambda ch: ch.c, channel, jnp.where(dead, 1.0, channel.c))
-    p, (residual, error, steps, result) = root(solvable)
+def _predict(task: Task, alpha: Array, channel: Channel, solvable: Channel, p: Array, outcome: Outcome) -> Solution:
     tau, theta = jnp.exp(p[0]), jnp.exp(p[1])
     m = moments(tau, theta, solvable, quadrature(tau, theta, solvable, FINEST))
     solution = _assemble(channel, m.bias + posterior_variance(tau, solvable), m.power, tau, theta)
-    solution = eqx.tree_at(
-        lambda s: (s.residual, s.error, s.steps, s.result),
-        solution,
-        (residual, error, steps.astype(int), jnp.where(dead.any(), Result.NONFINITE, result.astype(int))),
-    )
+    dead = channel.c == 0
+    certificate = (outcome.residual, outcome.error, outcome.steps.astype(int))
+    code = jnp.where(dead.any(), Result.NONFINITE, outcome.result.astype(int))
+    solution = eqx.tree_at(lambda s: (s.residual, s.error, s.steps, s.result), solution, (*certificate, code))
 
     # alpha >= 1: least squares, x^ = z (theory.md section 4). A zero excess would poison derivatives.
     noise = task.noise_var_ft
     excess = jnp.where(alpha > 1, alpha - 1, 1.0)
     tau_ls = jnp.where((alpha == 1) & (noise > 0), jnp.inf, noise / excess)
-    least_squares = _assemble(
-        channel, tau_ls + 0 * channel.var, channel.var + tau_ls, tau_ls, jnp.asarray(0.0)
-    )
-    least_squares = eqx.tree_at(
-        lambda s: s.result,
-        least_squares,
-        jnp.where(jnp.isinf(tau_ls), Result.DIVERGES, Result.CONVERGED),
-    )
+    least_squares = _assemble(channel, tau_ls + 0 * channel.var, channel.var + tau_ls, tau_ls, jnp.asarray(0.0))
+    code = jnp.where(jnp.isinf(tau_ls), Result.DIVERGES, Result.CONVERGED)
+    least_squares = eqx.tree_at(lambda s: s.result, least_squares, code)
     # c_FT = 0: the flow never leaves the origin.
     nan = jnp.asarray(jnp.nan)
     at_origin = _assemble(channel, channel.var, 0 * channel.var, nan, nan)
-    at_origin = eqx.tree_at(lambda s: s.result, at_origin, jnp.asarray(Result.STUCK))
+    at_origin = eqx.tree_at(lambda s: s.result, at_origin, jnp.asarray(int(Result.STUCK)))
 
-    solution = _select(interpolating, solution, least_squares)
+    solution = _select(alpha < 1, solution, least_squares)
     solution = _select(dead.all(), at_origin, solution)
     failed = jnp.isin(solution.result, jnp.array([int(code) for code in FAILURES]))
     kept = (solution.residual, solution.error, solution.steps, solution.result)
-    blank = jax.tree.map(
-        lambda leaf: jnp.where(failed, jnp.nan, leaf), eqx.filter(solution, eqx.is_inexact_array)
-    )
+    blank = jax.tree.map(lambda leaf: jnp.where(failed, jnp.nan, leaf), eqx.filter(solution, eqx.is_inexact_array))
     blank = eqx.combine(blank, solution)
     return eqx.tree_at(lambda s: (s.residual, s.error, s.steps, s.result), blank, kept)
 
