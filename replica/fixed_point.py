@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from dlnsim.result import Result
 from replica.channel import Channel
@@ -216,7 +216,7 @@ class Outcome(NamedTuple):
     result: Int[Array, " problem"]
 
 
-def solve_all(channels: Channel, first: Phase = Phase.COARSE) -> Outcome:
+def solve_all(channels: Channel, count: ArrayLike, first: Phase = Phase.COARSE) -> Outcome:
     """Solve a batch of problems: Newton on a coarse rule, then on a fine one, and a check on a still finer one.
 
     Where the check fails the finest rule takes over, and where Newton fails there, nested bisection. `LANES`
@@ -225,6 +225,7 @@ def solve_all(channels: Channel, first: Phase = Phase.COARSE) -> Outcome:
 
     Args:
         channels: leaves with a leading problem axis; 0 < alpha < 1 and every c > 0.
+        count: how many of them to solve, the rest being padding; traced, so that shapes can be shared.
         first: the phase to begin with (BISECT skips Newton).
 
     Returns:
@@ -252,7 +253,7 @@ def solve_all(channels: Channel, first: Phase = Phase.COARSE) -> Outcome:
         fresh_channel, fresh = take(problem)
         pick = jax.vmap(_choose)
         # An empty queue leaves the lane where it is, done.
-        reload = finished & (problem < size)
+        reload = finished & (problem < count)
         return (
             problem,
             waiting + finished.sum(),
@@ -262,23 +263,25 @@ def solve_all(channels: Channel, first: Phase = Phase.COARSE) -> Outcome:
         )
 
     def unfinished(carry: tuple) -> Array:
-        problem, _, _, state, _ = carry
-        return jnp.any((problem < size) | (state.phase != Phase.DONE))
+        return jnp.any(carry[3].phase != Phase.DONE)
 
     first_lanes = jnp.arange(lanes)
     nothing = (jnp.zeros((size, 2)), *(jnp.full(size, jnp.inf) for _ in range(2)), jnp.zeros(size, int))
-    carry = (first_lanes, jnp.asarray(lanes), *take(first_lanes), nothing)
+    channel, state = take(first_lanes)
+    state = state._replace(phase=jnp.where(first_lanes < count, state.phase, int(Phase.DONE)))
+    carry = (first_lanes, jnp.asarray(lanes), channel, state, nothing)
     p, residual, error, steps = lax.while_loop(unfinished, body, carry)[-1]
     result = jnp.where(residual <= TOLERANCE, Result.CONVERGED, Result.QUADRATURE)
     result = jnp.where(jnp.isfinite(residual), result, Result.NONFINITE)
     return Outcome(p, residual, error, steps, result)
 
 
-def root(channels: Channel) -> tuple[Float[Array, "problem 2"], Outcome]:
+def root(channels: Channel, count: ArrayLike) -> tuple[Float[Array, "problem 2"], Outcome]:
     """The solutions with implicit derivatives of every order with respect to the channels, in both modes.
 
     Args:
         channels: as in `solve_all`.
+        count: as in `solve_all`.
 
     Returns:
         (p, outcome) where p carries the derivatives; outcome's integers come as floats.
@@ -286,7 +289,7 @@ def root(channels: Channel) -> tuple[Float[Array, "problem 2"], Outcome]:
     frozen = lax.stop_gradient(channels)
 
     def solve(_: object, __: Array) -> tuple[Array, Outcome]:
-        outcome = solve_all(frozen)
+        outcome = solve_all(frozen, count)
         # Auxiliary outputs of custom_root need a tangent type, which integers lack.
         return outcome.p, jax.tree.map(lambda leaf: leaf.astype(float), outcome)
 

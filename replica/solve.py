@@ -1,5 +1,7 @@
 """Generalisation error of fine-tuning in the limit D -> infinity: the public solver over grids."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from dlnsim.validation import as_float, check_range, is_traced, require_float64
 from replica.channel import Channel, moments, perfect_pretraining, posterior_variance, quadrature
 from replica.fixed_point import FINEST, Outcome, root
 
-CHUNK = 512
+CHUNK = 128
 """Points whose predictions are evaluated at once; beyond inputs and outputs, memory is that of one chunk."""
 
 
@@ -89,43 +91,50 @@ def solve(
             f"`task`, `init`, `alpha_ft` and `alpha_pt` must broadcast together, got shapes {task.shape}, "
             f"{init.shape}, {alpha_ft.shape} and {alpha_pt.shape}"
         ) from error
-    solution = _solve_grid(task, init, alpha_ft, shape)
+    if is_traced(task, init, alpha_ft):
+        points = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape).reshape(-1), (task, init, alpha_ft))
+        solution = jax.tree.map(
+            lambda leaf: leaf.reshape(shape + leaf.shape[1:]), _solve_flat(*points, math.prod(shape))
+        )
+    else:
+        solution = _solve_concrete(task, init, alpha_ft, shape)
     if throw and not is_traced(solution.result):
         raise_on_failure(solution.result, "replica.solve")
     return solution
 
 
-@jax.jit(static_argnames="shape")
-def _solve_grid(task: Task, init: Init, alpha_ft: Array, shape: tuple[int, ...]) -> Solution:
-    size = int(np.prod(shape))
+def _solve_concrete(task: Task, init: Init, alpha_ft: Array, shape: tuple[int, ...]) -> Solution:
+    # Padded to four sizes an octave, grids of all shapes share a few compiled programs; numpy, since eager JAX
+    # would compile every reshape.
+    size = math.prod(shape)
+    step = max(4, 1 << (size - 1).bit_length() >> 3) if size else 4
+    padded = max(-(-size // step) * step, step)
 
-    def flatten(leaf: Array) -> Array:
-        return jnp.broadcast_to(leaf, shape).reshape(-1)
+    def pad(leaf: Array) -> np.ndarray:
+        return np.resize(np.broadcast_to(np.asarray(leaf), shape), padded) if size else np.full(padded, 0.5)
 
-    task, init, alpha = jax.tree.map(flatten, (task, init, alpha_ft))
+    solution = _solve_flat(*jax.tree.map(pad, (task, init, alpha_ft)), size)
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[:size].reshape(shape + leaf.shape[1:])), solution)
+
+
+@jax.jit
+def _solve_flat(task: Task, init: Init, alpha: Array, count: Array) -> Solution:
+    """Solve the first `count` of a list of points; the rest is padding."""
+    size = alpha.shape[0]
     channels = jax.vmap(perfect_pretraining)(task, init, jnp.where(alpha < 1, alpha, 0.5))
     # The excluded branches still pass through the solver: give them a harmless problem.
     solvable = eqx.tree_at(lambda ch: ch.c, channels, jnp.where(channels.c == 0, 1.0, channels.c))
-    if size == 0:
-        p, outcome = jnp.zeros((0, 2)), Outcome(*(jnp.zeros((0, 2)), *(jnp.zeros(0) for _ in range(4))))
-    else:
-        p, outcome = root(solvable)
+    problems = (task, alpha, channels, solvable, *root(solvable, count))
 
-    chunk = min(CHUNK, max(size, 1))
+    chunk = min(CHUNK, size)
     chunks = -(-size // chunk)
 
     def pad(leaf: Array) -> Array:
         widths = [(0, chunks * chunk - size)] + [(0, 0)] * (leaf.ndim - 1)
         return jnp.pad(leaf, widths, mode="edge").reshape(chunks, chunk, *leaf.shape[1:])
 
-    problems = (task, alpha, channels, solvable, p, outcome)
-    solved = lax.map(jax.vmap(lambda problem: _predict(*problem)), jax.tree.map(pad, problems) if size else problems)
-
-    def unflatten(leaf: Array) -> Array:
-        group = leaf.shape[2:]
-        return leaf.reshape(-1, *group)[:size].reshape(*shape, *group)
-
-    return jax.tree.map(unflatten, solved)
+    solved = lax.map(jax.vmap(lambda problem: _predict(*problem)), jax.tree.map(pad, problems))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], solved)
 
 
 def _predict(task: Task, alpha: Array, channel: Channel, solvable: Channel, p: Array, outcome: Outcome) -> Solution:
