@@ -18,13 +18,13 @@ def potential(beta_ft: ArrayLike, c_ft: ArrayLike) -> Float[Array, "..."]:
 
     Args:
         beta_ft: solution, any real.
-        c_ft: scale at the start of fine-tuning, > 0.
+        c_ft: scale at the start of fine-tuning, >= 0.
 
     Returns:
-        q >= 0, broadcast shape.
+        q >= 0, broadcast shape; infinite at c_FT = 0 unless beta_FT = 0, since such a coordinate cannot move.
     """
-    beta, c = jnp.abs(as_float(beta_ft)), as_float(c_ft)
-    s = beta / c
+    beta, c = jnp.broadcast_arrays(jnp.abs(as_float(beta_ft)), as_float(c_ft))
+    s = jnp.where(beta > 0, beta / jnp.where(beta > 0, c, 1.0), 0.0)
     return beta / 2 * (jnp.arcsinh(s) - _slope_deficit(s))
 
 
@@ -71,7 +71,8 @@ def pretraining_dependence(beta_ft: ArrayLike, beta_pt: ArrayLike, init: Init) -
     Returns:
         PD in [-1, 0] with l + PD in [1, 2], broadcast shape.
     """
-    return -_excess(beta_ft, init.c_ft(beta_pt)) * init_elasticity(beta_pt, init)
+    # 0 - x, since -x would print as -0 where nothing depends on pretraining.
+    return 0.0 - _excess(beta_ft, init.c_ft(beta_pt)) * init_elasticity(beta_pt, init)
 
 
 def regime_weights(beta_ft: ArrayLike, beta_pt: ArrayLike, init: Init) -> Float[Array, "... 3"]:

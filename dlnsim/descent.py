@@ -155,9 +155,7 @@ def _descent(
         [Result.NONFINITE, Result.STUCK, Result.CONVERGED],
         Result.STOPPED,
     )
-    final, losses, residual = jax.tree.map(
-        lambda leaf: jnp.where(finite, leaf, jnp.nan), (final, losses, residual)
-    )
+    final, losses, residual = jax.tree.map(lambda leaf: jnp.where(finite, leaf, jnp.nan), (final, losses, residual))
     step_count = jnp.arange(0, steps + 1, record_every)
     return DescentSolution(final, final.beta, step_count, losses, residual, result)
 

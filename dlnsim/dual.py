@@ -169,9 +169,7 @@ def _newton(A: Array, y: Array, c: Array, tol: Array, max_steps: Array, singular
         carry = (state, jnp.zeros(n), jnp.zeros(dim), ~singular, 0)
         state = lax.while_loop(lambda carry: carry[3] & (carry[4] < _INNER_STEPS), inner, carry)[0]
         improved = state.error < 0.9 * state.best
-        return state._replace(
-            best=jnp.minimum(state.best, state.error), stale=jnp.where(improved, 0, state.stale + 1)
-        )
+        return state._replace(best=jnp.minimum(state.best, state.error), stale=jnp.where(improved, 0, state.stale + 1))
 
     def unfinished(state: _State) -> Array:
         # False for a NaN error too.
@@ -231,9 +229,7 @@ def _factorise(A: Array, w: Array, r: Array, refine: Array) -> tuple[Array, Call
     return weakest(lower), lambda r: cho_solve((total, True), r / norm) / norm / top
 
 
-def _minimise_along(
-    V: Float[Array, "2 D"], slope: Float[Array, "2"], u: Array, c: Array
-) -> Float[Array, "2"]:
+def _minimise_along(V: Float[Array, "2 D"], slope: Float[Array, "2"], u: Array, c: Array) -> Float[Array, "2"]:
     """Minimise sum c cosh(u + a V) + (linear terms) over a, given its slope at a = 0, by damped Newton.
 
     The second direction may be zero or a multiple of the first; it is then left out.

@@ -246,8 +246,11 @@ def _check_times(times: Array) -> None:
     if times.ndim != 1 or times.size == 0:
         raise ArgumentError(f"`times` must be a list of at least one time, got shape {times.shape}")
     check_range("times", times, "finite and >= 0", lambda x: (x >= 0) & np.isfinite(x))
-    if not is_traced(times) and (np.diff(np.asarray(times)) <= 0).any():
-        at = int(np.argmax(np.diff(np.asarray(times)) <= 0)) + 1
+    if is_traced(times):
+        return
+    late = np.asarray(times[1:] <= times[:-1])
+    if late.any():
+        at = int(np.argmax(late)) + 1
         raise ArgumentError(
             f"`times` must be strictly increasing, got {times[at]:g} after {times[at - 1]:g} at index {at}"
         )

@@ -55,9 +55,7 @@ class Init(eqx.Module):
         Returns:
             c_FT >= 0, broadcast shape; 0 exactly where the origin is a saddle of fine-tuning.
         """
-        return (1 + self.lambda_pt) * (
-            self.c_pt + jnp.hypot(self.c_pt, as_float(beta_pt))
-        ) + self.gamma_ft**2 / 2
+        return (1 + self.lambda_pt) * (self.c_pt + jnp.hypot(self.c_pt, as_float(beta_pt))) + self.gamma_ft**2 / 2
 
 
 class Weights(eqx.Module):

@@ -88,9 +88,7 @@ def _check_shapes(X: Array, y: Array, c: Array) -> tuple[int, ...]:
 
 
 @partial(jax.jit, static_argnames=("batch",))
-def _solve_batch(
-    X: Array, y: Array, c: Array, tol: Array, max_steps: Array, batch: tuple[int, ...]
-) -> LimitSolution:
+def _solve_batch(X: Array, y: Array, c: Array, tol: Array, max_steps: Array, batch: tuple[int, ...]) -> LimitSolution:
     stacks, indices = _problems(X, y, c, batch)
 
     def one(index: list[Array]) -> LimitSolution:
@@ -103,21 +101,15 @@ def _solve_batch(
     return jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), solution)
 
 
-def _problems(
-    X: ArrayLike, y: ArrayLike, c: ArrayLike, batch: tuple[int, ...]
-) -> tuple[list, list[np.ndarray]]:
+def _problems(X: ArrayLike, y: ArrayLike, c: ArrayLike, batch: tuple[int, ...]) -> tuple[list, list[np.ndarray]]:
     """Flat stacks of X, y and c, and which element of each a problem uses: a grid over c does not copy X."""
     tails = X.shape[-2:], y.shape[-1:], c.shape[-1:]
     stacks = [a.reshape(-1, *tail) for a, tail in zip((X, y, c), tails, strict=True)]
     shapes = X.shape[:-2], y.shape[:-1], c.shape[:-1]
-    return stacks, [
-        np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), batch).ravel() for shape in shapes
-    ]
+    return stacks, [np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), batch).ravel() for shape in shapes]
 
 
-def _retry_projected(
-    X: Array, y: Array, c: Array, tol: float, max_steps: int, first: LimitSolution
-) -> LimitSolution:
+def _retry_projected(X: Array, y: Array, c: Array, tol: float, max_steps: int, first: LimitSolution) -> LimitSolution:
     """Solve again, on the host and one by one, what failed before the step limit."""
     result, steps = np.asarray(first.result), np.asarray(first.steps)
     retry = np.flatnonzero((result == Result.MAX_STEPS) & (steps < max_steps))
@@ -135,9 +127,7 @@ def _retry_projected(
     return jax.tree.map(jnp.asarray, leaves)
 
 
-def _solve_projected(
-    X: np.ndarray, y: np.ndarray, c: np.ndarray, tol: float, max_steps: int
-) -> LimitSolution:
+def _solve_projected(X: np.ndarray, y: np.ndarray, c: np.ndarray, tol: float, max_steps: int) -> LimitSolution:
     """Solve the least-squares equations V^T beta = S^-1 U^T y, X = U S V^T on the columns with c > 0."""
     moving = np.where(c > 0, X, 0.0)
     largest = or_one(np.abs(moving).max(axis=1))

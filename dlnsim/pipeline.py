@@ -1,5 +1,7 @@
 """The two-stage protocol at finite dimension: pretrain, re-initialise, fine-tune, each flow to its end."""
 
+import math
+from collections.abc import Callable
 from functools import partial
 
 import equinox as eqx
@@ -59,12 +61,13 @@ def simulate(
     dim: int,
     seeds: int,
     key: PRNGKeyArray,
+    progress: Callable[[int], object] = lambda runs: None,
     throw: bool = True,
 ) -> Simulation:
     """Draw tasks and data at dimension `dim` and solve both stages exactly (theory.md sections 1 and 2).
 
     A point's random numbers depend on `key`, its index in the broadcast grid and the seed alone, not on
-    batching or device. Points with equal sample numbers share one compiled program.
+    batching or device.
 
     Args:
         task: fields broadcast with everything else.
@@ -74,6 +77,7 @@ def simulate(
         dim: number of coordinates D, >= 1.
         seeds: draws of tasks and data per grid point, >= 1.
         key: from `jax.random.key`.
+        progress: called with the number of runs just finished, for a progress bar.
         throw: raise if any run fails; with False it is NaN with its result code.
 
     Returns:
@@ -87,17 +91,13 @@ def simulate(
     alpha_ft, alpha_pt = as_float(alpha_ft), as_float(alpha_pt)
     require_float64("dlnsim.simulate", task, init, alpha_ft, alpha_pt)
     if is_traced(task, init, alpha_ft, alpha_pt):
-        raise ArgumentError(
-            "`simulate` needs concrete arguments, since they set array shapes: call it outside jit"
-        )
+        raise ArgumentError("`simulate` needs concrete arguments, since they set array shapes: call it outside jit")
     check_range("alpha_ft", alpha_ft, "finite and > 0", lambda x: (x > 0) & np.isfinite(x))
     check_range("alpha_pt", alpha_pt, "> 0 (inf for perfect pretraining)", lambda x: x > 0)
     for name, value in (("dim", dim), ("seeds", seeds)):
         if not isinstance(value, int | np.integer) or value < 1:
             raise ArgumentError(f"`{name}` must be an integer >= 1, got {value!r}")
-    if not (
-        isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
-    ):
+    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
         raise ArgumentError(f"`key` must be one key from jax.random.key(seed), got {key!r}")
     try:
         shape = np.broadcast_shapes(task.shape, init.shape, alpha_ft.shape, alpha_pt.shape)
@@ -110,24 +110,34 @@ def simulate(
     def flatten(leaf: Array) -> np.ndarray:
         return np.broadcast_to(np.asarray(leaf), shape).ravel()
 
+    if 0 in shape:
+        raise ArgumentError(f"the grid is empty: got shape {shape}")
     points = jax.tree.map(flatten, (task, init))
     n_ft, n_pt = (_samples(flatten(alpha), dim) for alpha in (alpha_ft, alpha_pt))
-    runs = [None] * len(n_ft)
-    for ft, pt in sorted({*zip(n_ft, n_pt, strict=True)}):
-        members = np.flatnonzero((n_ft == ft) & (n_pt == pt))
-        chosen = jax.tree.map(lambda leaf, members=members: jnp.asarray(leaf[members]), points)
-        solved = _run(
-            *chosen, jnp.asarray(members), key, n_ft=int(ft), n_pt=int(pt), dim=int(dim), seeds=int(seeds)
-        )
-        for i, member in enumerate(members):
-            runs[member] = jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), solved)
-    if not runs:
-        raise ArgumentError(f"the grid is empty: got shape {shape}")
-    stacked = jax.tree.map(
-        lambda *leaves: jnp.asarray(np.stack(leaves).reshape(*shape, *leaves[0].shape)), *runs
-    )
+    room = np.array([(_room(ft, dim), _room(pt, dim)) for ft, pt in zip(n_ft, n_pt, strict=True)])
+    # One point's seeds at a time where problems run one by one; as many runs as fit where they run abreast.
+    total = math.prod(shape) * seeds
+    abreast = problems_at_once(int(room.max()), dim, total)
+    parts = []
+    order = []
+    for rows_ft, rows_pt in sorted({*map(tuple, room.tolist())}):
+        members = np.flatnonzero((room == (rows_ft, rows_pt)).all(axis=1))
+        runs = np.stack([np.repeat(members, seeds), np.tile(np.arange(seeds), len(members))], axis=1)
+        size = seeds if abreast is None else min(abreast, len(runs))
+        for start in range(0, len(runs), size):
+            part = runs[start : start + size]
+            point, seed = np.resize(part, (size, 2)).T
+            chosen = jax.tree.map(lambda leaf, point=point: leaf[point], (*points, n_ft, n_pt))
+            solved = _run(*chosen, point, seed, key, rows_ft=rows_ft, rows_pt=rows_pt, dim=int(dim), abreast=abreast)
+            parts.append(jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[: len(part)], solved))
+            order.append(part[:, 0] * seeds + part[:, 1])
+            progress(len(part))
+    back = np.argsort(np.concatenate(order))
     simulation = Simulation(
-        *stacked,
+        *(
+            jnp.asarray(np.concatenate(leaves)[back].reshape(*shape, seeds, *leaves[0].shape[1:]))
+            for leaves in zip(*parts, strict=True)
+        ),
         alpha_ft=jnp.asarray(n_ft.reshape(shape) / dim),
         alpha_pt=jnp.asarray(np.where(n_pt == _PERFECT, np.inf, n_pt / dim).reshape(shape)),
     )
@@ -136,7 +146,7 @@ def simulate(
     return simulation
 
 
-_PERFECT = -1
+_PERFECT = 0
 
 
 def _samples(alpha: np.ndarray, dim: int) -> np.ndarray:
@@ -144,34 +154,52 @@ def _samples(alpha: np.ndarray, dim: int) -> np.ndarray:
     return np.where(np.isfinite(alpha), np.maximum(np.rint(finite * dim), 1), _PERFECT).astype(int)
 
 
-@partial(jax.jit, static_argnames=("n_ft", "n_pt", "dim", "seeds"))
+def _room(samples: int, dim: int) -> int:
+    """Rows to allocate for that many samples: four sizes an octave share their compiled programs.
+
+    Rows beyond the samples are zero, which changes nothing as long as both are at most D or both above.
+    """
+    step = max(1, 1 << max(int(samples) - 1, 0).bit_length() >> 3)
+    rows = -(-int(samples) // step) * step
+    return min(rows, dim) if samples <= dim else rows
+
+
+@partial(jax.jit, static_argnames=("rows_ft", "rows_pt", "dim", "abreast"))
 def _run(
-    tasks: Task, inits: Init, index: Array, key: Array, *, n_ft: int, n_pt: int, dim: int, seeds: int
+    task: Task,
+    init: Init,
+    n_ft: Array,
+    n_pt: Array,
+    point: Array,
+    seed: Array,
+    key: Array,
+    *,
+    rows_ft: int,
+    rows_pt: int,
+    dim: int,
+    abreast: int | None,
 ) -> tuple[Array, ...]:
-    """All seeds of all points with these sample numbers; leaves of shape (point, seed, ...)."""
-    count = index.shape[0]
-    grid = jnp.arange(count * seeds)
+    """Every run of a list, one an entry of the leaves."""
 
-    def one(flat: Array) -> tuple[Array, ...]:
-        point, seed = flat // seeds, flat % seeds
-        task, init = jax.tree.map(lambda leaf: leaf[point], (tasks, inits))
-        return _two_stages(
-            task, init, jax.random.fold_in(jax.random.fold_in(key, index[point]), seed), n_ft, n_pt, dim
-        )
+    def one(run: tuple) -> tuple[Array, ...]:
+        task, init, n_ft, n_pt, point, seed = run
+        own_key = jax.random.fold_in(jax.random.fold_in(key, point), seed)
+        return _two_stages(task, init, own_key, (n_ft, rows_ft), (n_pt, rows_pt), dim)
 
-    solved = lax.map(one, grid, batch_size=problems_at_once(max(n_ft, n_pt), dim, count * seeds))
-    return jax.tree.map(lambda leaf: leaf.reshape(count, seeds, *leaf.shape[1:]), solved)
+    return lax.map(one, (task, init, n_ft, n_pt, point, seed), batch_size=abreast)
 
 
-def _two_stages(task: Task, init: Init, key: Array, n_ft: int, n_pt: int, dim: int) -> tuple[Array, ...]:
+def _two_stages(
+    task: Task, init: Init, key: Array, ft: tuple[Array, int], pt: tuple[Array, int], dim: int
+) -> tuple[Array, ...]:
     teacher_key, pt_key, ft_key = jax.random.split(key, 3)
     teacher = sample_teacher(teacher_key, task, dim)
     beta_pt, residual_pt, result_pt = teacher.beta_pt, jnp.asarray(0.0), jnp.asarray(int(Result.CONVERGED))
-    if n_pt != _PERFECT:
-        X, y = _drawn(pt_key, teacher.beta_pt, n_pt, task.noise_var_pt)
+    if pt[1] != _PERFECT:
+        X, y = _drawn(pt_key, teacher.beta_pt, *pt, task.noise_var_pt)
         stage = solve_dual(X, y, jnp.full(dim, init.c_pt))
         beta_pt, residual_pt, result_pt = stage.beta, stage.residual, stage.result
-    X, y = _drawn(ft_key, teacher.beta_ft, n_ft, task.noise_var_ft)
+    X, y = _drawn(ft_key, teacher.beta_ft, *ft, task.noise_var_ft)
     fine_tuned = solve_dual(X, y, init.c_ft(beta_pt))
     errors = (
         (beta_pt - teacher.beta_pt) ** 2,
@@ -188,6 +216,8 @@ def _two_stages(task: Task, init: Init, key: Array, n_ft: int, n_pt: int, dim: i
     )
 
 
-def _drawn(key: Array, beta: Array, samples: int, noise_var: Array) -> tuple[Array, Array]:
+def _drawn(key: Array, beta: Array, samples: Array, rows: int, noise_var: Array) -> tuple[Array, Array]:
+    X, y = sample_data(key, beta, rows, noise_var)
+    used = jnp.arange(rows) < samples
     # Without the barrier XLA on a CPU fuses the drawing of X into every product with X: 30 times slower.
-    return lax.optimization_barrier(sample_data(key, beta, samples, noise_var))
+    return lax.optimization_barrier((jnp.where(used[:, None], X, 0.0), jnp.where(used, y, 0.0)))

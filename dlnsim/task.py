@@ -103,9 +103,7 @@ class Task(eqx.Module):
             check_range(name, value, "a probability in [0, 1]", _unit)
         overlap, fresh = rho_pt * shared, (1 - rho_pt) * new
         rho_ft = overlap + fresh
-        check_range(
-            "rho_ft_shared, rho_ft_new", rho_ft, "such that the FT support is not empty", lambda x: x > 0
-        )
+        check_range("rho_ft_shared, rho_ft_new", rho_ft, "such that the FT support is not empty", lambda x: x > 0)
         return cls(rho_pt, rho_ft, overlap / rho_ft, beta_pt, noise_var_pt, noise_var_ft)
 
     @property

@@ -4,7 +4,7 @@ Every function returns an `xarray.Dataset` with named axes; `collect` puts them 
 """
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,7 +43,8 @@ def theory(spec: Spec) -> xr.Dataset:
     task, init, alpha_ft, coords = _problem(spec, spec.theory.alpha_ft)
     solution = replica.solve(task, init, alpha_ft=alpha_ft, throw=False)
     names = ("mse", "forgetting", "tau", "theta", "residual", "error", "steps", "result")
-    return xr.Dataset({name: (tuple(coords), np.asarray(getattr(solution, name))) for name in names}, coords)
+    variables = {name: (tuple(coords), np.asarray(getattr(solution, name))) for name in names}
+    return xr.Dataset(variables, coords, {"rho_pt": spec.task.rho_pt, "rho_ft": spec.task.rho_ft})
 
 
 def simulation(spec: Spec, progress: Progress = lambda count: None) -> xr.Dataset:
@@ -57,37 +58,26 @@ def simulation(spec: Spec, progress: Progress = lambda count: None) -> xr.Datase
         mse and forgetting (with `seed`), result, residual and `theory` over the grid and alpha_ft.
     """
     plan = spec.simulation
-    task, init, _, coords = _problem(spec, plan.alpha_ft)
-    # One call for each alpha, the slice with one program, and each overlap, for the progress bar.
-    key = jax.random.key(plan.seed)
-    alphas = []
-    for i, alpha in enumerate(plan.alpha_ft):
-        slices = []
-        for j, omega in enumerate(spec.task.omega):
-            part = Task(task.rho_pt, task.rho_ft, omega, task.beta_pt, 0.0, task.noise_var_ft)
-            start = Init(*(field[0, ..., 0] for field in (init.c_pt, init.lambda_pt, init.gamma_ft)))
-            runs = simulate(
-                part,
-                start,
-                alpha_ft=alpha,
-                dim=plan.dim,
-                seeds=plan.seeds,
-                key=jax.random.fold_in(jax.random.fold_in(key, i), j),
-                throw=False,
-            )
-            slices.append(runs)
-            progress(runs.mse_ft.size)
-        alphas.append(jax.tree.map(lambda *leaves: np.stack(leaves), *slices))
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves, axis=4), *alphas)
-    used = stacked.alpha_ft[(0,) * 4]
+    task, init, alpha_ft, coords = _problem(spec, plan.alpha_ft)
+    stacked = simulate(
+        task,
+        init,
+        alpha_ft=alpha_ft,
+        dim=plan.dim,
+        seeds=plan.seeds,
+        key=jax.random.key(plan.seed),
+        progress=progress,
+        throw=False,
+    )
+    used = np.asarray(stacked.alpha_ft)[(0,) * len(GRID)]
     predicted = replica.solve(task, init, alpha_ft=used, throw=False)
     dims = (*GRID, "alpha_ft")
     return xr.Dataset(
         {
-            "mse": ((*dims, "seed"), stacked.mse_ft),
-            "forgetting": ((*dims, "seed"), stacked.forgetting),
-            "residual": ((*dims, "seed"), stacked.residual_ft),
-            "result": ((*dims, "seed"), stacked.result),
+            "mse": ((*dims, "seed"), np.asarray(stacked.mse_ft)),
+            "forgetting": ((*dims, "seed"), np.asarray(stacked.forgetting)),
+            "residual": ((*dims, "seed"), np.asarray(stacked.residual_ft)),
+            "result": ((*dims, "seed"), np.asarray(stacked.result)),
             "theory_mse": (dims, np.asarray(predicted.mse)),
             "theory_forgetting": (dims, np.asarray(predicted.forgetting)),
         },
@@ -130,7 +120,13 @@ def published(spec: Spec) -> xr.Dataset:
         omega = np.minimum(columns["omega"], rho_pt / rho_ft)
         solution = replica.solve(Task(rho_pt, rho_ft, omega), init, alpha_ft=columns["alpha_ft"], throw=False)
         columns[name] = np.asarray(solution.mse)
+    columns["source"] = _strings(columns["source"])
     return xr.Dataset({name: ("row", values) for name, values in columns.items()})
+
+
+def _strings(values: Iterable[str]) -> np.ndarray:
+    # Zarr format 3 specifies strings of variable length, not NumPy's of fixed length.
+    return np.array(list(values), dtype=object)
 
 
 def _read_table(path: Path) -> list[dict[str, float]]:
@@ -180,7 +176,7 @@ def phase_diagrams(spec: Spec) -> xr.Dataset:
             "x_value": (("diagram", "x"), x),
             "one_plus_lambda": ("lambda_pt", one_plus_lambda),
         },
-        {"diagram": list(decades), "lambda_pt": lambda_pt, "regime": ["I", "II", "III"]},
+        {"diagram": _strings(decades), "lambda_pt": lambda_pt, "regime": _strings(("I", "II", "III"))},
     )
 
 

@@ -72,13 +72,22 @@ def solve(
         PrecisionError: float64 is not enabled.
         SolverError: a point failed and `throw` is True (concrete arguments only).
     """
-    alpha_ft, alpha_pt = as_float(alpha_ft), as_float(alpha_pt)
+    alpha_ft = as_float(alpha_ft)
+    if is_traced(alpha_pt):
+        raise ArgumentError("`alpha_pt` must be concrete, got a traced value: close over it")
+    # Under jit even a constant would come out traced.
+    with jax.ensure_compile_time_eval():
+        alpha_pt = as_float(alpha_pt)
     require_float64("replica.solve", task, init, alpha_ft, alpha_pt)
     check_range("alpha_ft", alpha_ft, "finite and > 0", lambda x: (x > 0) & np.isfinite(x))
     check_range("alpha_pt", alpha_pt, "> 0 (inf for perfect pretraining)", lambda x: x > 0)
-    if is_traced(alpha_pt, task.noise_var_pt):
-        raise ArgumentError("`alpha_pt` and `noise_var_pt` must be concrete, got a traced value: close over them")
-    imperfect = np.isfinite(alpha_pt) & ((np.asarray(alpha_pt) < 1) | (np.asarray(task.noise_var_pt) > 0))
+    imperfect = np.isfinite(alpha_pt)
+    if imperfect.any():
+        if is_traced(task.noise_var_pt):
+            raise ArgumentError(
+                "`noise_var_pt` must be concrete for a finite `alpha_pt`, got a traced value: close over it"
+            )
+        imperfect = imperfect & ((np.asarray(alpha_pt) < 1) | (np.asarray(task.noise_var_pt) > 0))
     if imperfect.any():
         raise ArgumentError(
             "`alpha_pt` must be inf, or >= 1 with noise_var_pt = 0 (perfect pretraining), in this version "

@@ -1,12 +1,13 @@
 """The command line: the roof of the house. It imports the other packages lazily; nothing imports it."""
 
+import contextlib
 import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 
-from dlnsim.cli.parse import parse
-from dlnsim.errors import ArgumentError, DlnsimError, SolverError
+from dlnsim.cli.arguments import UsageError, parse
+from dlnsim.errors import DlnsimError, SolverError
 
 BAD_INPUT, FAILED_POINTS, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
 """Exit codes other than 0; the last two are what a shell reports for SIGINT and SIGPIPE."""
@@ -42,16 +43,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{program}: {_one_line(line)}", file=sys.stderr)
         return FAILED_POINTS if report.failures else 0
     except DlnsimError as error:
-        if isinstance(error, ArgumentError) and error.__notes__ if hasattr(error, "__notes__") else False:
-            program = error.__notes__[0]
+        program = error.program if isinstance(error, UsageError) else program
         print(f"{program}: {_one_line(str(error))}", file=sys.stderr)
         return FAILED_POINTS if isinstance(error, SolverError) else BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout once more on exit, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return BROKEN_PIPE
+    except OSError as error:  # a full disk behind stdout, for one; the readers of files raise DataError
+        where = f": {error.filename}" if error.filename else ""
+        print(f"{program}: {error.strerror or _one_line(str(error))}{where}", file=sys.stderr)
+        _abandon_stdout()
+        return BAD_INPUT
+
+
+def _abandon_stdout() -> None:
+    """Keep the interpreter from flushing stdout once more on exit, which would fail and complain."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(text: str) -> int:

@@ -10,10 +10,9 @@ Numbers = Annotated[tuple[float, ...], arg(metavar="X [X ...]")]
 Number = Annotated[float, arg(metavar="X")]
 File = Annotated[Path, arg(metavar="FILE")]
 
-_GRID = (
-    "An option marked X [X ...] takes one or several values. The grid is the outer product over the options "
-    "with several values, in the order of this list."
-)
+_GRID = """\
+An option marked X [X ...] takes one or several values. The grid is the outer product over the options with
+several values, in the order of the list below; one row a point."""
 
 
 def _default(value: object) -> object:
@@ -26,6 +25,7 @@ class Command:
     """What every command takes."""
 
     about: ClassVar[str]
+    positional: ClassVar[tuple[str, ...]] = ()
     json: bool = False
     """Print one JSON object instead of a table; NaN is null and infinity the string "inf"."""
 
@@ -74,7 +74,7 @@ class Solve(Command, _Samples, Initialisation, Teachers):
     """Theory: the exact error of fine-tuning in the limit of many coordinates."""
 
     about: ClassVar[str] = f"""\
-Predict fine-tuning after perfect pretraining, exactly, in the limit of many coordinates D at fixed n / D.
+Predict fine-tuning after perfect pretraining, exactly, for D -> infinity.
 
 Columns: mse = E[(beta_FT - beta*_FT)^2] per coordinate, forgetting = E[(beta_FT - beta*_PT)^2], the effective
 noise tau and regularisation theta, the relative residual of the equations, and the result code.
@@ -105,11 +105,14 @@ class Simulate(Command, _FiniteSize, _Samples, Initialisation, Teachers):
     """Exact simulation at finite size, held against the theory where it applies."""
 
     about: ClassVar[str] = f"""\
-Draw tasks and data and solve both stages to the end of their gradient flow; no step size, no time limit.
+Draw tasks and data; solve both stages exactly to the end of gradient flow.
 
 Columns: mean and standard error (_se) over the converged seeds of mse_ft, forgetting and mse_pt, the largest
 relative residual, the theory's mse at the sample number used, z = (mse_ft - theory) / se, and how many seeds
 ended with which code. The theory is compared for perfect pretraining: alpha_pt inf, or >= 1 without noise.
+
+Each pair of sample numbers takes seconds to compile. To keep compiled programs between runs, set the
+environment variable JAX_COMPILATION_CACHE_DIR to a folder.
 
 {_GRID}
 
@@ -123,7 +126,7 @@ class Bias(Command, Initialisation):
     """Inductive bias: l-order, pretraining dependence and regime of a coordinate."""
 
     about: ClassVar[str] = f"""\
-Inductive bias of fine-tuning on a coordinate that pretraining left at beta_pt and fine-tuning at beta_ft.
+Inductive bias on a coordinate that went to beta_pt, then to beta_ft.
 
 Columns: c_ft (scale at the start of fine-tuning), l_order in [1, 2] (1 sparse, 2 ridge), the pretraining
 dependence in [-1, 0] (0 ignores beta_pt), and the regime weights a_I (sparse), a_II (pretraining-dependent
@@ -144,19 +147,20 @@ class Limit(Command):
     """Your own data: where gradient flow of the fine-tuned network ends."""
 
     about: ClassVar[str] = """\
-The end point of gradient flow on your own data, exactly, and the inductive bias that led there.
+The end point of gradient flow on your own data, and the bias that led there.
 
-DATA is a .npz with arrays X (n x D), y (n) and, if you like, beta_pt (D); or a .csv with the target in the last
-column and the inputs in the others, with or without a header line.
+DATA is a .npz with arrays X (n x D), y (n) and, if you like, beta_pt (D); or a .csv with the target in the
+last column and the inputs in the others, with or without a header line.
 
-The scale of each coordinate follows from --c-pt, --lambda-pt, --gamma-ft and the pretrained beta_pt (0 if none
-is given); or give it directly with --c. The mean l-order and pretraining dependence weigh each coordinate by
-its share of the minimised penalty Q.
+The scale of each coordinate follows from --c-pt, --lambda-pt, --gamma-ft and the pretrained beta_pt (0 if
+none is given); or give it directly with --c. The mean l-order and pretraining dependence weigh each
+coordinate by its share of the minimised penalty Q.
 
 Exit code: 0; 3 if the solver failed (its code is printed); 2 for bad input.
 
 Example: dlnsim limit task.npz --beta-pt pretrained.npz --lambda-pt -0.9 --out solution.npz"""
 
+    positional: ClassVar[tuple[str, ...]] = ("data",)
     data: Annotated[Positional[Path], arg(metavar="DATA")]
     """.npz with X, y and optionally beta_pt, or .csv with y in the last column."""
     beta_pt: Annotated[File | None, arg(metavar="FILE"), _default("that of DATA, else 0")] = None

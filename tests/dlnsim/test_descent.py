@@ -78,7 +78,7 @@ def test_records():
 
 
 def averaging(eta, every):
-    """Gradient descent that moves once in `every` steps, by the mean gradient (optax.MultiSteps: in float32)."""
+    """Moves once in `every` steps, by the mean gradient (optax.MultiSteps takes that mean in float32)."""
 
     def update(gradient, state, weights=None):
         total, count = jax.tree.map(jnp.add, state[0], gradient), state[1] + 1

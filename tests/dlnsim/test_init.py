@@ -36,8 +36,8 @@ def round_trip(beta, c, lam):
 @given(beta=signed, c=decades, lam=balance)
 def test_weights_round_trip(beta, c, lam):
     weights, beta_back, imbalances, (c_back, lam_back) = round_trip(beta, c, lam)
-    # The weights are about sqrt(|beta| + c), so any product of two rounds at eps (|beta| + c): c is buried where
-    # beta > c / eps, beta where c > beta / eps. sinh(asinh(s)) costs eps log(s) more, at most 56 eps here.
+    # The weights are about sqrt(|beta| + c), so any product of two rounds at eps (|beta| + c): c is buried
+    # where beta > c / eps, beta where c > beta / eps. sinh(asinh(s)) costs eps log(s) more, at most 56 eps.
     size = abs(beta) + c
     tolerance = (16 + 2 * np.arcsinh(abs(beta) / c)) * EPS * size
     assert abs(beta_back - beta) <= tolerance
@@ -77,7 +77,7 @@ def test_zero_scale_is_the_zero_network():
 
 
 def test_flow_field_conserves():
-    """The gradient of ANY function of beta is orthogonal to c and to both imbalances, as flow conserves them."""
+    """The gradient of ANY function of beta is orthogonal to those of c and of both imbalances."""
     weights = weights_from_solution(jnp.array([2.0, -0.3]), jnp.array([0.1, 3.0]), jnp.array([-0.8, 0.4]))
     velocity = jax.grad(lambda w: jnp.sum(jnp.sin(w.beta) + w.beta**3))(weights)
     for quantity in (lambda w: w.c, lambda w: w.imbalance[0], lambda w: w.imbalance[1]):

@@ -1,18 +1,27 @@
 """The scalar channel against scipy: adaptive integrals over z, the proximal equation solved by bracketing."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import dblquad, quad
 from scipy.optimize import brentq
-from scipy.optimize.elementwise import find_root
 from scipy.special import roots_legendre
 from scipy.stats import norm
 
 from dlnsim import Init, Task
 from replica import solve
-from replica.channel import Channel, moments, perfect_pretraining, posterior_variance, quadrature, spacing
+from replica.channel import (
+    Channel,
+    moments,
+    nodes_at,
+    perfect_pretraining,
+    posterior_variance,
+    quadrature,
+    spacing,
+)
 from replica.fixed_point import FINEST
 
 EPS = np.finfo(float).eps
@@ -20,15 +29,17 @@ FIELDS = ("response", "complement", "shrinkage", "bias", "power")
 
 
 def proximal_t(z, c, theta):
-    """The t with c sinh t + (theta / 2) t = z >= 0, bracketed by what each term alone would give."""
-    top = np.minimum(np.arcsinh(z / c), 2 * z / theta)
-    found = find_root(
-        lambda t, z: c * np.sinh(t) + theta / 2 * t - z,
-        (np.zeros_like(top), top * (1 + 4 * EPS)),  # the bound may be the root, and round below it
-        args=(z,),
-        tolerances=dict(xatol=0, xrtol=0, fatol=0, frtol=0),
-    )
-    return found.x
+    """The t with c sinh t + (theta / 2) t = z >= 0: Newton descends from the bound of either term alone."""
+    t = np.minimum(np.arcsinh(z / c), 2 * z / theta)
+    for _ in range(60):
+        t = t - (c * np.sinh(t) + theta / 2 * t - z) / (c * np.cosh(t) + theta / 2)
+    return t
+
+
+def scalar_t(z, c, theta):
+    """The same of one number, by bracketing; the bound may be the root, and round below it."""
+    top = min(np.arcsinh(z / c), 2 * z / theta) * (1 + 4 * EPS)
+    return brentq(lambda t: c * np.sinh(t) + theta / 2 * t - z, 0, top, xtol=1e-300, rtol=4 * EPS)
 
 
 def pieces(tau, theta, var, c):
@@ -44,9 +55,7 @@ def integrands(z, t, tau, theta, var, c):
     slope, curve = theta / 2, c * np.cosh(t)
     shrink = slope * t
     estimate, posterior_mean_gap = c * np.sinh(t), tau / (var + tau) * z - shrink
-    return np.stack(
-        [curve / (curve + slope), slope / (curve + slope), shrink**2, posterior_mean_gap**2, estimate**2]
-    )
+    return np.stack([curve / (curve + slope), slope / (curve + slope), shrink**2, posterior_mean_gap**2, estimate**2])
 
 
 def scipy_moments(tau, theta, var, c, order=40):
@@ -85,16 +94,11 @@ def test_the_reference_itself_against_adaptive_integration(case):
     sd = np.sqrt(var + tau)
 
     def integrand(z, k):
-        top = min(np.arcsinh(z / c), 2 * z / theta) * (1 + 4 * EPS)
-        t = brentq(lambda t: c * np.sinh(t) + theta / 2 * t - z, 0, top, xtol=1e-300, rtol=4 * EPS)
-        return integrands(z, t, *case)[k] * 2 * norm.pdf(z / sd) / sd
+        return integrands(z, scalar_t(z, c, theta), *case)[k] * 2 * norm.pdf(z / sd) / sd
 
     ends = pieces(*case)
     for k, expected in enumerate(scipy_moments(*case).values()):
-        parts = [
-            quad(integrand, a, b, args=(k,), epsabs=1e-11 * expected, epsrel=1e-10)
-            for a, b in zip(ends[:-1], ends[1:], strict=True)
-        ]
+        parts = [quad(integrand, a, b, args=(k,), epsabs=1e-11 * expected, epsrel=1e-10) for a, b in pairwise(ends)]
         value, error = np.sum(parts, axis=0)
         assert abs(value - expected) <= max(error, 1e-12 * expected), FIELDS[k]
         assert error < 1e-9 * expected  # the sum of what was asked of quad
@@ -118,7 +122,7 @@ def test_error_as_an_integral_over_signal_and_noise(tau, theta, var, c):
     def integrand(v, u):
         x = np.sqrt(var) * u
         z = x + np.sqrt(tau) * v
-        estimate = np.copysign(c * np.sinh(proximal_t(np.abs(z), c, theta)), z)
+        estimate = np.copysign(c * np.sinh(scalar_t(abs(z), c, theta)), z)
         return (estimate - x) ** 2 * np.exp(-(u**2 + v**2) / 2) / (2 * np.pi)
 
     expected = dblquad(integrand, -8, 8, -8, 8, epsabs=1e-8, epsrel=1e-7)[0]
@@ -150,24 +154,41 @@ def _identities(tau, theta, var, c):
     return m, (mse - right)[0] / jnp.maximum(tau, jnp.maximum(m.shrinkage, mse))[0]
 
 
-@pytest.mark.parametrize("c", [1e-12, 1e-12 * 1e6, 1.0, 1e6])
-def test_error_falls_geometrically_in_the_nodes(c):
+@jax.jit
+def _by_node_count(channel, tau, theta, counts):
+    def one(count):
+        rule = nodes_at(spacing(tau, theta, channel, count), jnp.arange(64))
+        return moments(tau, theta, channel, rule._replace(dt=rule.dt * (jnp.arange(64) < count)))
+
+    return jax.vmap(one)(counts)
+
+
+def error_by_node_count(c):
     tau, theta, var = 0.5, 0.7, 2.0
+    channel, counts = one_group(var, c), np.arange(2, 65, 2)
     exact = scipy_moments(tau, theta, var, c)
-    counts = np.arange(4, 64, 4)
-    error = np.array(
-        [
-            max(abs(v / exact[k] - 1) for k, v in rule_moments(tau, theta, var, c, n).items() if exact[k])
-            for n in counts
-        ]
-    )
-    end = float(spacing(tau, theta, one_group(var, c), 1).step[0])
+    got = vars(_by_node_count(channel, tau, theta, counts))
+    error = np.max([np.abs(got[name][:, 0] / exact[name] - 1) for name in FIELDS], axis=0)
+    return counts, error, float(spacing(tau, theta, channel, 1).step[0])
+
+
+@pytest.mark.parametrize("c", [1e-12, 1e-6, 1e-2])
+def test_error_falls_geometrically_in_the_nodes(c):
+    counts, error, end = error_by_node_count(c)
     # A strip of half-width pi / 2 in s: the error is exp(-pi^2 n / s_end) up to powers of n.
     above = error > 1e-11
-    rate = -np.polyfit(counts[above], np.log(error[above]), 1)[0]
-    assert above.sum() >= 3
-    assert rate > 0.8 * np.pi**2 / end
+    assert above.sum() >= 4
+    assert -np.polyfit(counts[above], np.log(error[above]), 1)[0] > 0.8 * np.pi**2 / end
     assert error[counts * np.pi**2 / end > 40].max(initial=0) < 1e-11  # exp(-40) is far below roundoff
+
+
+@pytest.mark.parametrize("c", [1e3, 1e6])
+def test_error_of_a_linear_estimate_is_that_of_a_gaussian(c):
+    counts, error, _ = error_by_node_count(c)
+    # Steps of h = 9.5 / n standard deviations; Poisson: 2 exp(-2 (pi / h)^2) for the mass and, for a second
+    # moment, that times (2 pi / h)^2.
+    wave = 2 * np.pi * counts / 9.5
+    assert (error < 2.1 * np.maximum(1, wave**2) * np.exp(-(wave**2) / 2) + 2e-12).all()
 
 
 def test_solved_points_satisfy_both_equations_by_scipy():

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import io
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,8 +17,8 @@ from dlnsim.cli.options import COMMANDS, Command
 from dlnsim.errors import ArgumentError
 
 _ABOUT = (
-    "How pretraining shapes fine-tuning of diagonal linear networks: exact theory, exact simulation.\n\n"
-    "Options and examples of a command: dlnsim COMMAND --help. Version: dlnsim --version."
+    "How pretraining shapes fine-tuning: exact theory and exact simulation.\n\n"
+    "Options and an example of each command: dlnsim COMMAND --help"
 )
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _KINDS = {float: "a number", int: "an integer", Path: "a path"}
@@ -53,8 +54,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Command]:
         what = "option" if name.startswith("-") else "command"
         raise UsageError(
             "dlnsim",
-            f"unknown {what} `{name}`{_near(name, COMMANDS)}; the commands are {', '.join(COMMANDS)} "
-            "(dlnsim --help)",
+            f"unknown {what} `{name}`{_near(name, COMMANDS)}; the commands are {', '.join(COMMANDS)} (dlnsim --help)",
         )
     program, command = f"dlnsim {name}", COMMANDS[name]
     if not {"-h", "--help"} & set(rest):
@@ -70,24 +70,28 @@ def _top_level(arguments: list[str]) -> NoReturn:
 
 def _tyro(target: Any, program: str, about: str, arguments: list[str]) -> Any:
     complaint = io.StringIO()
+    # tyro joins the lines of a paragraph, which a terminal then breaks in mid-word, unless they are indented.
+    description = "\n\n".join(
+        textwrap.fill(paragraph, 80, subsequent_indent="  ", break_on_hyphens=False)
+        for paragraph in about.split("\n\n")
+    )
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(target, prog=program, description=about, args=arguments, config=_CONFIG)
+            return tyro.cli(target, prog=program, description=description, args=arguments, config=_CONFIG)
     except SystemExit as done:
         if done.code in (0, None):
             raise
-        # Not foreseen by `_check`: the text of tyro's box, up to its first rule.
-        text = re.sub(r"\x1b\[[0-9;]*m", "", complaint.getvalue()).split("\n│ ──")[0]
-        words = re.sub(r"[│╭╮╰╯─]+", " ", text).split()
+        # Not foreseen by `_check`: the text of tyro's box without colour, frame and what follows the message.
+        text = re.split("(?:Argument|For full) helptext", re.sub(r"\x1b\[[0-9;]*m", "", complaint.getvalue()))
+        words = re.sub(r"[│╭╮╰╯─]+|-{3,}", " ", text[0]).split()
         raise UsageError(program, f"{' '.join(words)} (see {program} --help)") from None
 
 
 def _check(program: str, command: type[Command], arguments: list[str]) -> None:
     """Raise `UsageError` for everything that a user is likely to get wrong."""
     options = {"--" + field.name.replace("_", "-"): field.type for field in fields(command)}
-    positional = [flag for flag, kind in options.items() if _is_positional(kind)]
-    for flag in positional:
-        del options[flag]
+    for name in command.positional:
+        del options["--" + name]
     loose: list[str] = []
     seen: set[str] = set()
     for flag, values in _groups(arguments):
@@ -108,10 +112,11 @@ def _check(program: str, command: type[Command], arguments: list[str]) -> None:
         loose += values[len(taken) :]
         for value in taken:
             _check_value(program, flag, kind, value)
-    if len(loose) < len(positional):
-        raise UsageError(program, f"{positional[0][2:].upper()} is missing (see {program} --help)")
-    if len(loose) > len(positional):
-        extra = loose[len(positional)]
+    if len(loose) < len(command.positional):
+        missing = command.positional[len(loose)].upper()
+        raise UsageError(program, f"{missing} is missing (see {program} --help)")
+    if len(loose) > len(command.positional):
+        extra = loose[len(command.positional)]
         raise UsageError(program, f"unexpected argument `{extra}` (see {program} --help)")
 
 
@@ -157,10 +162,6 @@ def _kind(kind: Any) -> tuple[type, int | None]:
     if get_origin(kind) is tuple:
         return get_args(kind)[0], None
     return kind, 0 if kind is bool else 1
-
-
-def _is_positional(kind: Any) -> bool:
-    return get_origin(kind) is Annotated and any("Positional" in repr(mark) for mark in kind.__metadata__)
 
 
 def _several(kind: Any) -> str:

@@ -1,0 +1,36 @@
+"""The best lambda_PT over (omega, alpha_FT), and what it gains over the default."""
+
+import numpy as np
+import xarray as xr
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from figures.style import SYMBOLS
+
+
+def draw(data: xr.Dataset) -> Figure:
+    """Draw the optimum and its gain.
+
+    Args:
+        data: from `experiments.published_grid.best_lambda`.
+
+    Returns:
+        A figure of two maps.
+    """
+    figure = Figure(figsize=(6.9, 2.8))
+    left, right = figure.subplots(1, 2, sharey=True)
+    omega, alpha = data.omega.values, data.alpha_ft.values
+    optimum = (1 + data.lambda_pt).values
+    image = left.pcolormesh(omega, alpha, optimum.T, norm=LogNorm(1e-6, 2), cmap="cividis", rasterized=True)
+    figure.colorbar(image, ax=left, label="best " + SYMBOLS["one_plus_lambda"])
+    # The scale ends where exact recovery makes the ratio of two vanishing errors meaningless.
+    gain = data.gain.values.clip(1, 100)
+    image = right.pcolormesh(omega, alpha, gain.T, norm=LogNorm(1, 100), cmap="magma", rasterized=True)
+    figure.colorbar(image, ax=right, label=f"error at {SYMBOLS['lambda_pt']} = 0 / error at the best", extend="max")
+    right.contour(omega, alpha, gain.T, levels=[1.1, 2, 10], colors="white", linewidths=0.7)
+    for axes in (left, right):
+        axes.set_xlabel("overlap " + SYMBOLS["omega"])
+    left.set_ylabel(SYMBOLS["alpha_ft"])
+    if np.ptp(optimum) == 0:
+        left.set_title("one optimum everywhere")
+    return figure
