@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
+from dlnsim.blas import single_threaded_lapack
 from dlnsim.dual import EPS, TINY, LimitSolution, l2_norm, or_one, problems_at_once, solve_dual
 from dlnsim.errors import ArgumentError
 from dlnsim.result import Result, raise_on_failure
@@ -63,10 +64,12 @@ def limit(
     check_range("max_steps", max_steps, "at least 1", lambda x: x >= 1)
 
     traced = is_traced(X, y, c)
-    solution = _solve_batch(X, y, c, tol, max_steps, batch)
-    if not traced:
+    if traced:
+        return _solve_batch(X, y, c, tol, max_steps, batch)
+    with single_threaded_lapack():
+        solution = jax.block_until_ready(_solve_batch(X, y, c, tol, max_steps, batch))
         solution = _retry_projected(X, y, c, tol, max_steps, solution)
-    if throw and not traced:
+    if throw:
         raise_on_failure(solution.result, "limit")
     return solution
 

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from dlnsim.data import group_means, sample_data, sample_teacher
-from dlnsim.dual import problems_at_once, solve_dual
+from dlnsim.blas import single_threaded_lapack
+from dlnsim.data import Teacher, group_means, sample_data, sample_teacher
+from dlnsim.dual import LimitSolution, problems_at_once, solve_dual
 from dlnsim.errors import ArgumentError
 from dlnsim.init import Init
 from dlnsim.result import Result, raise_on_failure
@@ -115,21 +116,24 @@ def simulate(
     points = jax.tree.map(flatten, (task, init))
     n_ft, n_pt = (_samples(flatten(alpha), dim) for alpha in (alpha_ft, alpha_pt))
     room = np.array([(_room(ft, dim), _room(pt, dim)) for ft, pt in zip(n_ft, n_pt, strict=True)])
-    # One point's seeds at a time where problems run one by one; as many runs as fit where they run abreast.
-    total = math.prod(shape) * seeds
-    abreast = problems_at_once(int(room.max()), dim, total)
-    parts = []
-    order = []
+    # One run at a time on a CPU, whose cores share each product; as many as fit elsewhere.
+    abreast = problems_at_once(int(room.max()), dim, math.prod(shape) * seeds)
+    parts, order = [], []
     for rows_ft, rows_pt in sorted({*map(tuple, room.tolist())}):
+        plan = _Plan(int(dim), rows_ft, rows_pt, abreast is not None)
         members = np.flatnonzero((room == (rows_ft, rows_pt)).all(axis=1))
         runs = np.stack([np.repeat(members, seeds), np.tile(np.arange(seeds), len(members))], axis=1)
-        size = seeds if abreast is None else min(abreast, len(runs))
+        size = min(abreast or 1, len(runs))
         for start in range(0, len(runs), size):
             part = runs[start : start + size]
             point, seed = np.resize(part, (size, 2)).T
+            if abreast is None:
+                point, seed = point[0], seed[0]
             chosen = jax.tree.map(lambda leaf, point=point: leaf[point], (*points, n_ft, n_pt))
-            solved = _run(*chosen, point, seed, key, rows_ft=rows_ft, rows_pt=rows_pt, dim=int(dim), abreast=abreast)
-            parts.append(jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[: len(part)], solved))
+            keys = key if abreast is None else jnp.broadcast_to(key, (size,))
+            with single_threaded_lapack():
+                solved = jax.block_until_ready(_run(*chosen, point, seed, keys, plan))
+            parts.append([np.asarray(leaf).reshape(size, *leaf.shape[plan.abreast :])[: len(part)] for leaf in solved])
             order.append(part[:, 0] * seeds + part[:, 1])
             progress(len(part))
     back = np.argsort(np.concatenate(order))
@@ -164,49 +168,68 @@ def _room(samples: int, dim: int) -> int:
     return min(rows, dim) if samples <= dim else rows
 
 
-@partial(jax.jit, static_argnames=("rows_ft", "rows_pt", "dim", "abreast"))
 def _run(
-    task: Task,
-    init: Init,
-    n_ft: Array,
-    n_pt: Array,
-    point: Array,
-    seed: Array,
-    key: Array,
-    *,
-    rows_ft: int,
-    rows_pt: int,
-    dim: int,
-    abreast: int | None,
+    task: Task, init: Init, n_ft: Array, n_pt: Array, point: Array, seed: Array, key: Array, plan: "_Plan"
 ) -> tuple[Array, ...]:
-    """Every run of a list, one an entry of the leaves."""
+    """One run, or several abreast (every argument but the last two with a leading axis).
 
-    def one(run: tuple) -> tuple[Array, ...]:
-        task, init, n_ft, n_pt, point, seed = run
-        own_key = jax.random.fold_in(jax.random.fold_in(key, point), seed)
-        return _two_stages(task, init, own_key, (n_ft, rows_ft), (n_pt, rows_pt), dim)
+    Drawing and solving are programs of their own: in one, XLA on a CPU would draw X again in every product with X.
+    """
+    teacher, pt_key, ft_key = plan.program(_teacher, dim=plan.dim)(task, point, seed, key)
+    beta_pt, trained = teacher.beta_pt, None
+    if plan.rows_pt != _PERFECT:
+        X, y = plan.program(_data, rows=plan.rows_pt)(pt_key, teacher.beta_pt, n_pt, task.noise_var_pt)
+        trained = plan.program(solve_dual)(X, y, init.c_pt)
+        beta_pt = trained.beta
+    X, y = plan.program(_data, rows=plan.rows_ft)(ft_key, teacher.beta_ft, n_ft, task.noise_var_ft)
+    fine_tuned = plan.program(solve_dual)(X, y, plan.program(_scale)(init, beta_pt))
+    return plan.program(_measure)(teacher, beta_pt, trained, fine_tuned)
 
-    return lax.map(one, (task, init, n_ft, n_pt, point, seed), batch_size=abreast)
+
+class _Plan(NamedTuple):
+    dim: int
+    rows_ft: int
+    rows_pt: int
+    abreast: bool
+
+    def program(self, stage: Callable, **static: int) -> Callable:
+        return _compiled(stage, self.abreast, **static)
 
 
-def _two_stages(
-    task: Task, init: Init, key: Array, ft: tuple[Array, int], pt: tuple[Array, int], dim: int
+@lru_cache(maxsize=512)
+def _compiled(stage: Callable, abreast: bool, **static: int) -> Callable:
+    with_static = partial(stage, **static)
+    return jax.jit(jax.vmap(with_static) if abreast else with_static)
+
+
+def _teacher(task: Task, point: Array, seed: Array, key: Array, *, dim: int) -> tuple[Teacher, Array, Array]:
+    own_key = jax.random.fold_in(jax.random.fold_in(key, point), seed)
+    teacher_key, pt_key, ft_key = jax.random.split(own_key, 3)
+    return sample_teacher(teacher_key, task, dim), pt_key, ft_key
+
+
+def _data(key: Array, beta: Array, samples: Array, noise_var: Array, *, rows: int) -> tuple[Array, Array]:
+    X, y = sample_data(key, beta, rows, noise_var)
+    used = jnp.arange(rows) < samples
+    return jnp.where(used[:, None], X, 0.0), jnp.where(used, y, 0.0)
+
+
+def _scale(init: Init, beta_pt: Array) -> Array:
+    return init.c_ft(beta_pt)
+
+
+def _measure(
+    teacher: Teacher, beta_pt: Array, trained: LimitSolution | None, fine_tuned: LimitSolution
 ) -> tuple[Array, ...]:
-    teacher_key, pt_key, ft_key = jax.random.split(key, 3)
-    teacher = sample_teacher(teacher_key, task, dim)
-    beta_pt, residual_pt, result_pt = teacher.beta_pt, jnp.asarray(0.0), jnp.asarray(int(Result.CONVERGED))
-    if pt[1] != _PERFECT:
-        X, y = _drawn(pt_key, teacher.beta_pt, *pt, task.noise_var_pt)
-        stage = solve_dual(X, y, jnp.full(dim, init.c_pt))
-        beta_pt, residual_pt, result_pt = stage.beta, stage.residual, stage.result
-    X, y = _drawn(ft_key, teacher.beta_ft, *ft, task.noise_var_ft)
-    fine_tuned = solve_dual(X, y, init.c_ft(beta_pt))
     errors = (
         (beta_pt - teacher.beta_pt) ** 2,
         (fine_tuned.beta - teacher.beta_ft) ** 2,
         (fine_tuned.beta - teacher.beta_pt) ** 2,
     )
-    result = jnp.where(result_pt == Result.CONVERGED, fine_tuned.result, result_pt)
+    residual_pt, result = jnp.asarray(0.0), fine_tuned.result
+    if trained is not None:
+        residual_pt = trained.residual
+        result = jnp.where(trained.result == Result.CONVERGED, result, trained.result)
     return (
         *(error.mean() for error in errors),
         *(group_means(error, teacher.group, len(GROUPS)) for error in errors),
@@ -214,10 +237,3 @@ def _two_stages(
         fine_tuned.residual,
         result,
     )
-
-
-def _drawn(key: Array, beta: Array, samples: Array, rows: int, noise_var: Array) -> tuple[Array, Array]:
-    X, y = sample_data(key, beta, rows, noise_var)
-    used = jnp.arange(rows) < samples
-    # Without the barrier XLA on a CPU fuses the drawing of X into every product with X: 30 times slower.
-    return lax.optimization_barrier((jnp.where(used[:, None], X, 0.0), jnp.where(used, y, 0.0)))

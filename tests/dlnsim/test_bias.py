@@ -22,9 +22,7 @@ EPS = np.finfo(float).eps
 mpmath.mp.dps = 50
 
 decades = st.floats(-13, 13).map(lambda exponent: 10.0**exponent)
-balance = st.one_of(
-    st.just(-1.0), st.just(1.0), st.floats(-1, 1), st.floats(-15, -1).map(lambda x: -1 + 10.0**x)
-)
+balance = st.one_of(st.just(-1.0), st.just(1.0), st.floats(-1, 1), st.floats(-15, -1).map(lambda x: -1 + 10.0**x))
 
 
 def exact_potential(x, c):
@@ -98,9 +96,7 @@ def test_dependence_is_the_exact_derivative(lam, gamma):
             for beta_pt in (1e-6, 1.0, 1e3):
                 exact = float(exact_dependence(beta_ft, beta_pt, init))
                 # lam = -0.9 is rounded in 1 + lam alike on both sides. Relative, down to PD = 1e-20.
-                np.testing.assert_allclose(
-                    pretraining_dependence(beta_ft, beta_pt, init), exact, rtol=1e-13, atol=0
-                )
+                np.testing.assert_allclose(pretraining_dependence(beta_ft, beta_pt, init), exact, rtol=1e-13, atol=0)
 
 
 def test_autodiff_agrees():
@@ -185,9 +181,7 @@ def test_corner_one_is_approached_logarithmically():
         assert 1 < order < previous
         # gamma = 0: e = 1 - c_PT / sqrt(c_PT^2 + b^2), whatever lambda; rounding of 1 + lambda cancels.
         e = 1 - c_pt / np.hypot(c_pt, beta_pt)
-        np.testing.assert_allclose(
-            pretraining_dependence(beta_ft, beta_pt, init), (1 - order) * e, rtol=1e-13
-        )
+        np.testing.assert_allclose(pretraining_dependence(beta_ft, beta_pt, init), (1 - order) * e, rtol=1e-13)
         previous = order
 
 

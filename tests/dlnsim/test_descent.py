@@ -157,9 +157,7 @@ def test_epochs_are_reshuffled_permutations():
 
     def write_down(gradient, count, weights=None):
         # Base-(steps + 1) clock: each coordinate sums the steps (1, 2, ...) at which its sample was drawn.
-        stamp = jax.tree.map(
-            lambda leaf: jnp.where(leaf != 0, (count + 1.0) * 64.0 ** (count // N), 0), gradient
-        )
+        stamp = jax.tree.map(lambda leaf: jnp.where(leaf != 0, (count + 1.0) * 64.0 ** (count // N), 0), gradient)
         return stamp, count + 1
 
     optimizer = optax.GradientTransformation(lambda weights: 0, write_down)

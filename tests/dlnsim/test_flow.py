@@ -293,9 +293,7 @@ def test_one_bad_problem_does_not_spoil_a_batch():
     labels = jnp.stack([y, jnp.full(N, jnp.nan), 2 * y, y])
     scales = jnp.array([0.1, 0.1, 1.0, 0.0])
     batch = eqx.filter_jit(jax.vmap(lambda y, c: flow(X, y, c, TIMES)))(labels, scales)
-    np.testing.assert_array_equal(
-        batch.result, [Result.STOPPED, Result.NONFINITE, Result.STOPPED, Result.STUCK]
-    )
+    np.testing.assert_array_equal(batch.result, [Result.STOPPED, Result.NONFINITE, Result.STOPPED, Result.STUCK])
     assert jnp.isnan(batch.beta[1]).all()
     assert jnp.isnan(batch.weights.w_plus[1]).all()
     for index, factor, c in ((0, 1, 0.1), (2, 2, 1.0)):

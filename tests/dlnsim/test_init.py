@@ -21,9 +21,7 @@ EPS = np.finfo(float).eps
 
 decades = st.floats(-12, 12).map(lambda exponent: 10.0**exponent)
 signed = st.one_of(st.just(0.0), st.builds(lambda x, sign: sign * x, decades, st.sampled_from([-1.0, 1.0])))
-balance = st.one_of(
-    st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1), st.floats(-15, -1).map(lambda x: -1 + 10.0**x)
-)
+balance = st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1), st.floats(-15, -1).map(lambda x: -1 + 10.0**x))
 
 
 @jax.jit

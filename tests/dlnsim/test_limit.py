@@ -233,9 +233,7 @@ def test_duplicated_rows(gap, c):
     # Contradicting copies: least squares takes their mean.
     want = np.r_[y[:3] + gap / 2, y[3:7], y[:3] + gap / 2]
     np.testing.assert_allclose(X @ got.beta, want, rtol=1e-11, atol=1e-12)
-    np.testing.assert_allclose(
-        got.misfit, np.linalg.norm(want - y) / np.linalg.norm(y), rtol=1e-10, atol=1e-12
-    )
+    np.testing.assert_allclose(got.misfit, np.linalg.norm(want - y) / np.linalg.norm(y), rtol=1e-10, atol=1e-12)
     assert row_space_error(X[:7], np.arcsinh(np.asarray(got.beta) / c)) < 1e-11
 
 
@@ -283,16 +281,12 @@ def test_some_coordinates_without_scale(moving):
     beta, part = np.asarray(got.beta), X[:, :moving]
     np.testing.assert_array_equal(beta[moving:], 0.0)
     assert float(got.residual) <= 1e-12
-    np.testing.assert_allclose(
-        part @ beta[:moving], part @ np.linalg.lstsq(part, y)[0], rtol=1e-10, atol=1e-12
-    )
+    np.testing.assert_allclose(part @ beta[:moving], part @ np.linalg.lstsq(part, y)[0], rtol=1e-10, atol=1e-12)
     if moving > 10:
         assert row_space_error(part, np.arcsinh(beta[:moving] / 1e-3)) < 1e-11
 
 
-@pytest.mark.parametrize(
-    ("size_x", "size_y"), [(1e-150, 1e-150), (1e150, 1e150), (1e-100, 1.0), (1.0, 1e-150)]
-)
+@pytest.mark.parametrize(("size_x", "size_y"), [(1e-150, 1e-150), (1e150, 1e150), (1e-100, 1.0), (1.0, 1e-150)])
 @pytest.mark.parametrize("c", [1e-14, 1e-3, 1e4])
 def test_badly_scaled_data(size_x, size_y, c):
     X, y = problem(5, 12)
