@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike
 
 from dlnsim.errors import ArgumentError, PrecisionError
@@ -12,13 +13,17 @@ from dlnsim.errors import ArgumentError, PrecisionError
 
 def is_traced(*trees: object) -> bool:
     """True if any leaf is a JAX tracer, so that its value is not known."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def as_float(value: ArrayLike) -> Array:
     """Convert to a floating JAX array (float64 where enabled)."""
     try:
-        return jnp.asarray(value, dtype=float)
+        if is_traced(value):
+            return jnp.asarray(value, dtype=float)
+        # Inside jit a constant would become a tracer, and its range could not be checked.
+        with jax.ensure_compile_time_eval():
+            return jnp.asarray(value, dtype=float)
     except (TypeError, ValueError) as error:
         if isinstance(value, jax.Array):
             raise

@@ -1,6 +1,5 @@
 """The best lambda_PT over (omega, alpha_FT), and what it gains over the default."""
 
-import numpy as np
 import xarray as xr
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -22,15 +21,14 @@ def draw(data: xr.Dataset) -> Figure:
     omega, alpha = data.omega.values, data.alpha_ft.values
     optimum = (1 + data.lambda_pt).values
     image = left.pcolormesh(omega, alpha, optimum.T, norm=LogNorm(1e-6, 2), cmap="cividis", rasterized=True)
-    figure.colorbar(image, ax=left, label="best " + SYMBOLS["one_plus_lambda"])
+    figure.colorbar(image, ax=left, label=f"best {SYMBOLS['one_plus_lambda']} (search ends at $10^{{-6}}$)")
     # The scale ends where exact recovery makes the ratio of two vanishing errors meaningless.
     gain = data.gain.values.clip(1, 100)
     image = right.pcolormesh(omega, alpha, gain.T, norm=LogNorm(1, 100), cmap="magma", rasterized=True)
     figure.colorbar(image, ax=right, label=f"error at {SYMBOLS['lambda_pt']} = 0 / error at the best", extend="max")
-    right.contour(omega, alpha, gain.T, levels=[1.1, 2, 10], colors="white", linewidths=0.7)
+    lines = right.contour(omega, alpha, gain.T, levels=[1.1, 2, 10], colors="white", linewidths=0.7)
+    right.clabel(lines, fmt="%gx", fontsize=6)
     for axes in (left, right):
         axes.set_xlabel("overlap " + SYMBOLS["omega"])
     left.set_ylabel(SYMBOLS["alpha_ft"])
-    if np.ptp(optimum) == 0:
-        left.set_title("one optimum everywhere")
     return figure

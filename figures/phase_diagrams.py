@@ -5,7 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.style import REGIMES, SYMBOLS, mix
+from figures.style import SYMBOLS, mix
 
 
 def draw(data: xr.Dataset) -> Figure:
@@ -17,29 +17,35 @@ def draw(data: xr.Dataset) -> Figure:
     Returns:
         A figure of three rows (l, PD, regimes) and one column a diagram.
     """
-    figure = Figure(figsize=(6.9, 6.1))
-    grid = figure.subplots(3, 3, sharey=True)
+    figure = Figure(figsize=(6.9, 5.6))
+    grid = figure.subplots(3, 4, width_ratios=[1, 1, 1, 0.62])
     y = data.one_plus_lambda.values
-    maps = [("l_order", "l-order", "cividis", 1, 2), ("pretraining_dependence", "PD", "cividis_r", -1, 0)]
+    maps = [
+        ("l_order", "l-order: 1 sparse, 2 ridge", "cividis", 1, 2),
+        ("pretraining_dependence", "PD: -1 follows pretraining", "cividis_r", -1, 0),
+    ]
     for column, name in enumerate(data.diagram.values):
         at = data.sel(diagram=name)
         x = at.x_value.values
         for row, (variable, label, colours, low, high) in enumerate(maps):
             axes = grid[row, column]
-            image = axes.pcolormesh(
-                x, y, at[variable].values.T, cmap=colours, vmin=low, vmax=high, shading="gouraud", rasterized=True
-            )
+            values = at[variable].values.T
+            image = axes.pcolormesh(x, y, values, cmap=colours, vmin=low, vmax=high, rasterized=True)
             levels = np.arange(low + 0.25, high, 0.25)
-            axes.contour(x, y, at[variable].values.T, levels=levels, colors="white", linewidths=0.5)
-            if column == 2:
-                figure.colorbar(image, ax=axes, label=label)
+            axes.contour(x, y, values, levels=levels, colors="white", linewidths=0.5, linestyles="solid")
+            if column == 0:
+                bar = grid[row, 3].inset_axes((0.0, 0.0, 0.14, 1.0))
+                figure.colorbar(image, cax=bar, label=label)
+                grid[row, 3].set_axis_off()
         _regimes(grid[2, column], x, y, at.weights.values)
         for axes in grid[:, column]:
             axes.set(xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
+            if column:
+                axes.set_yticklabels([])
         grid[2, column].set_xlabel(SYMBOLS[str(name)])
-    for axes, title in zip(grid[:, 0], ("", "", ""), strict=True):
-        axes.set_ylabel(SYMBOLS["one_plus_lambda"] + title)
-    _triangle(grid[2, 2])
+    for axes in grid[:, 0]:
+        axes.set_ylabel(SYMBOLS["one_plus_lambda"])
+    _triangle(grid[2, 3])
     return figure
 
 
@@ -48,18 +54,19 @@ def _regimes(axes: Axes, x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> N
     axes.pcolormesh(x, y, colours, shading="nearest", rasterized=True)
 
 
-def _triangle(beside: Axes) -> None:
-    """The legend of the ternary colours: the (l, PD) triangle itself, where the colour bars stand above."""
-    axes = beside.inset_axes((1.12, 0.12, 0.62, 0.8))
+def _triangle(axes: Axes) -> None:
+    """Draw the legend of the ternary colours: the (l, PD) triangle itself."""
     order, dependence = np.meshgrid(np.linspace(1, 2, 150), np.linspace(-1, 0, 150))
     weights = np.stack([2 - order, -dependence, order + dependence - 1], axis=-1)
     colours = np.where((weights[..., 2] >= -1e-9)[..., None], mix(weights.clip(0)), 1.0)
     axes.imshow(colours, origin="lower", extent=(1, 2, -1, 0), aspect="auto", interpolation="bilinear")
-    corners = {"I": (1.0, 0.0), "II": (2.0, -1.0), "III": (2.0, 0.0)}
-    for regime, (l_order, pd) in corners.items():
-        offset = {"I": (-2, 4), "II": (3, -2), "III": (3, 2)}[regime]
-        axes.annotate(regime, (l_order, pd), offset, textcoords="offset points", color=REGIMES[regime], fontsize=7)
-    axes.annotate("IV", (1.42, -0.6), fontsize=7)
-    axes.set(xlabel="l", ylabel="PD", xticks=(1, 2), yticks=(-1, 0))
-    axes.yaxis.set_label_coords(-0.08, 0.5)
-    axes.xaxis.set_label_coords(0.5, -0.06)
+    for text, at, align in (
+        ("I", (1.1, -0.01), "left"),
+        ("II", (1.97, -0.85), "right"),
+        ("III", (1.97, -0.01), "right"),
+    ):
+        axes.annotate(text, at, ha=align, va="top", fontsize=7, color="black")
+    axes.annotate("IV", (1.42, -0.52), ha="right", va="top", fontsize=7)
+    axes.set(xlabel="l-order", ylabel="PD", xticks=(1, 2), yticks=(-1, 0))
+    axes.yaxis.set_label_coords(-0.12, 0.5)
+    axes.xaxis.set_label_coords(0.5, -0.1)

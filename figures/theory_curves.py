@@ -67,7 +67,7 @@ def draw_grid(theory: xr.Dataset, simulation: xr.Dataset, published: xr.Dataset)
     return figure
 
 
-def _overlay(axes, published: xr.Dataset, omega: float, gamma: float, theory: xr.Dataset) -> None:  # noqa: ANN001
+def _overlay(axes, published: xr.Dataset, omega: float, gamma: float, theory: xr.Dataset) -> None:
     tasks = {name: theory.attrs[name] for name in ("rho_pt", "rho_ft")}
     wanted = {**tasks, "omega": omega, "gamma_ft": gamma}
     here = np.all([np.isclose(published[name], value) for name, value in wanted.items()], axis=0)

@@ -159,9 +159,9 @@ def test_theory_on_a_part_of_the_published_grid():
         runs = np.asarray(s.mse_ft if name == "mse" else s.forgetting)
         z = z_scores(runs, np.asarray(getattr(theory, name)))
         check_pooled(z, seeds)
-        # A relative bias of up to 20 / D (measured by the slow test below: 13 / D), in standard errors.
+        # A relative bias of up to 10 / D (the slow test below finds 7.7 +- 0.5), in standard errors.
         relative = np.std(runs, -1).mean() / runs.mean() / np.sqrt(seeds)
-        assert abs(z.mean()) < norm.isf(TAIL / 2) * np.sqrt(1.15 / z.size) + 20 / dim / relative
+        assert abs(z.mean()) < norm.isf(TAIL / 2) * np.sqrt(1.15 / z.size) + 10 / dim / relative
 
 
 @pytest.mark.slow
@@ -177,7 +177,6 @@ def test_bias_falls_with_the_dimension():
     # a / D + b / D^2 leaves one degree of freedom; a constant bias of the theory would need to be seen here.
     design = np.stack([1 / dims, 1 / dims**2], 1) / error[:, None]
     residual = bias / error - design @ np.linalg.lstsq(design, bias / error)[0]
-    print(bias * dims, error * dims, residual)
     assert (residual**2).sum() < chi2(1).isf(TAIL)
     assert bias[0] > 4 * error[0]
     assert abs(bias[2]) + 3 * error[2] < bias[0] / 3  # 13 times the dimension, at least a third of the bias
@@ -190,9 +189,9 @@ def test_theory_at_large_dimension(dim, seeds):
     s = simulate(task, init, alpha_ft=0.25, dim=dim, seeds=seeds, key=jax.random.key(11))
     z = z_scores(np.asarray(s.mse_ft), np.asarray(solve(task, init, alpha_ft=s.alpha_ft).mse))
     check_pooled(z, seeds)
-    # The bias of 13 / D is 13 sqrt(seeds / D) / 5 standard errors of one run's spread of 5 / sqrt(D).
+    # A bias of 10 / D is 2 sqrt(seeds / D) standard errors of the mean, at one run's spread of 5 / sqrt(D).
     d = seeds - 1
-    assert abs(z.mean()) < norm.isf(TAIL / 2) * np.sqrt(d / (d - 2) / z.size) + 13 / 5 * np.sqrt(seeds / dim)
+    assert abs(z.mean()) < norm.isf(TAIL / 2) * np.sqrt(d / (d - 2) / z.size) + 2 * np.sqrt(seeds / dim)
 
 
 def test_imperfect_pretraining():
@@ -205,7 +204,7 @@ def test_imperfect_pretraining():
     for runs, expected in ((s.mse_pt, rows["mse_pt"]), (s.mse_ft, rows["mse_ft"])):
         z = z_scores(np.asarray(runs), expected)
         # n = 63 is alpha = 0.1575, and errors fall by 10 % or less where alpha grows by 0.5 %: less than the
-        # bias of up to 20 / D = 5 %; a standard error is 5 % or more.
+        # bias of up to 20 / D = 5 % of a single point; a standard error is 5 % or more.
         allowed = 4 + 20 / dim / (np.std(runs, -1) / np.mean(runs, -1) / np.sqrt(seeds))
         assert (np.abs(z) < allowed).all()
     # lambda_pt does not matter to PT, nor does the FT task: one number in the table.

@@ -137,3 +137,9 @@ def test_task_passes_through_jit_and_vmap():
     # d overlap / d omega = rho_ft: tasks are differentiable.
     slope = jax.jacfwd(lambda omega: Task(0.5, 0.2, omega).group_weights)(0.3)
     np.testing.assert_allclose(slope, [0.2, -0.2, -0.2, 0.2], rtol=2 * EPS)
+
+
+def test_constants_inside_jit_are_checked_too():
+    # A constant that became a tracer would skip its check and give a plausible number.
+    with pytest.raises(ArgumentError, match="rho_ft"):
+        jax.jit(lambda omega: Task(0.1, 2.0, omega).group_weights)(0.5)
