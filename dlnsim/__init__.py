@@ -9,8 +9,10 @@ from dlnsim.bias import (
     total_potential,
 )
 from dlnsim.data import Teacher, sample_data, sample_teacher
+from dlnsim.descent import DescentSolution, descent
 from dlnsim.dual import LimitSolution
 from dlnsim.errors import ArgumentError, DataError, DlnsimError, PrecisionError, SolverError
+from dlnsim.flow import FlowSolution, flow
 from dlnsim.init import Init, Weights, conserved, initial_weights, reinitialise, weights_from_solution
 from dlnsim.limit import limit
 from dlnsim.pipeline import Simulation, simulate
@@ -21,7 +23,9 @@ __all__ = [
     "GROUPS",
     "ArgumentError",
     "DataError",
+    "DescentSolution",
     "DlnsimError",
+    "FlowSolution",
     "Init",
     "LimitSolution",
     "PrecisionError",
@@ -32,6 +36,8 @@ __all__ = [
     "Teacher",
     "Weights",
     "conserved",
+    "descent",
+    "flow",
     "init_elasticity",
     "initial_weights",
     "l_order",

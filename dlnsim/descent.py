@@ -122,11 +122,15 @@ def _descent(
         if batch_size is None:
             return X, y, None
         epoch, place = index // epoch_steps, index % epoch_steps
-        order = jax.lax.cond(
-            place == 0, lambda: jax.random.permutation(jax.random.fold_in(key, epoch), n), lambda: order
+        shuffled = jax.lax.cond(
+            place == 0,
+            lambda key, order: jax.random.permutation(jax.random.fold_in(key, epoch), n),
+            lambda key, order: order,
+            key,
+            order,
         )
-        chosen = jax.lax.dynamic_slice_in_dim(order, place * batch_size, batch_size)
-        return X[chosen], y[chosen], order
+        chosen = jax.lax.dynamic_slice_in_dim(shuffled, place * batch_size, batch_size)
+        return X[chosen], y[chosen], shuffled
 
     def step(carry: tuple, index: Array) -> tuple[tuple, None]:
         network, state, order = carry
@@ -140,7 +144,8 @@ def _descent(
 
     order = None if batch_size is None else jnp.arange(n)
     indices = jnp.arange(steps).reshape(-1, record_every)
-    (final, *_), losses = jax.lax.scan(stretch, (weights, optimizer.init(weights), order), indices)
+    state = optimizer.init(weights)  # pyright: ignore[reportArgumentType]  # takes any pytree
+    (final, *_), losses = jax.lax.scan(stretch, (weights, state, order), indices)
     losses = jnp.concatenate([loss(weights, X, y)[None], losses])
 
     y_norm = jnp.linalg.norm(y)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from dlnsim.result import FAILURES, Result
 
@@ -55,8 +55,8 @@ def solve_dual(
     X: Float[Array, "n D"],
     y: Float[Array, " n"],
     c: Float[Array, "#D"],
-    tol: float = 1e-12,
-    max_steps: int = 200,
+    tol: Float[ArrayLike, ""] = 1e-12,
+    max_steps: Int[ArrayLike, ""] = 200,
 ) -> LimitSolution:
     """The core of `limit`: one problem, no checks, pure; for use inside `jit`, `vmap` and `lax.map`.
 
@@ -130,7 +130,7 @@ class _State(NamedTuple):
     singular: Bool[Array, ""]
 
 
-def _newton(A: Array, y: Array, c: Array, tol: Array, max_steps: Array, singular: Array) -> _State:
+def _newton(A: Array, y: Array, c: Array, tol: ArrayLike, max_steps: Array, singular: Array) -> _State:
     """Newton's method on the dual; A has rows of norm 1, y is of order 1, and A, y and c are finite."""
     n, dim = A.shape
     scale = jnp.maximum(l2_norm(y), TINY)
@@ -250,7 +250,7 @@ def _minimise_along(V: Float[Array, "2 D"], slope: Float[Array, "2"], u: Array, 
         # log(1 + d) / d is the step that generalised self-concordance makes safe.
         return a + e * jnp.where(size > 0.3, jnp.log1p(size) / size, 1.0), size, step + 1
 
-    carry = (jnp.zeros(2), jnp.array(jnp.inf), 0)
+    carry = (jnp.zeros(2), jnp.array(jnp.inf), jnp.array(0))
     return lax.while_loop(lambda carry: (carry[1] > 1e-3) & (carry[2] < 60), body, carry)[0]
 
 
@@ -266,12 +266,12 @@ def _times_sinh(c: Array, u: Array) -> Array:
     return jnp.where(jnp.abs(u) < 1, small, jnp.sign(u) * (c * h * h / 2 - c / h / h / 2))
 
 
-def l2_norm(x: Array) -> Array:
+def l2_norm(x: Array | np.ndarray) -> Array:
     """Euclidean norm along the last axis."""
     return jnp.sqrt(jnp.sum(x**2, axis=-1))
 
 
-def or_one(x: Array) -> Array:
+def or_one(x: Array | np.ndarray) -> Array:
     """The value where positive, else 1: a divisor that is safe for empty rows."""
     return jnp.where(x > 0, x, 1.0)
 

@@ -5,6 +5,7 @@ The weights are never integrated. beta(t) = c sinh(X^T mu(t)) with d mu / dt = 2
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import diffrax
 import equinox as eqx
@@ -117,9 +118,8 @@ def flow(
         raise ArgumentError(f"`max_steps` must be >= 1, got {max_steps}")
     solver = _default_solver() if solver is None else solver
     # Arrays, not Python floats: another tolerance is not another compilation.
-    rtol, residual_tol = as_float(rtol), as_float(residual_tol)
-    atol = None if atol is None else as_float(atol)
-    problem = (X, y, c, times, lam, solver, rtol, atol, residual_tol, max_steps)
+    tolerances = as_float(rtol), None if atol is None else as_float(atol), as_float(residual_tol)
+    problem = (X, y, c, times, lam, solver, *tolerances, max_steps)
     if is_traced(X, y, c, times, lam):
         return _flow(*problem)
     with single_threaded_lapack():
@@ -170,7 +170,7 @@ def _flow(
         # Where c = 0 beta stays 0, yet u grows without bound, and 0 * sinh(inf) is NaN.
         return c * jnp.sinh(jnp.where(c > 0, nu @ X / column, 0.0))
 
-    def rate(s: Array, nu: Array, args: None) -> Array:
+    def rate(s: ArrayLike, nu: Array, args: None) -> Array:
         return 2 * column / speed * (y - X @ predictor(nu))
 
     def relative_residual(beta: Array) -> Array:
@@ -190,7 +190,7 @@ def _flow(
         max_steps=max_steps,
         throw=False,
     )
-    (saved_at, end_time), (saved, end) = solved.ts, solved.ys
+    (saved_at, end_time), (saved, end) = cast(tuple, solved.ts), cast(tuple, solved.ys)  # one item per SubSaveAt
     # diffrax marks the times after an event by inf: the flow has ended there, at the event's state.
     nu = jnp.where(jnp.isfinite(saved_at)[:, None], saved, end)
     beta = jax.vmap(predictor)(nu)

@@ -96,15 +96,17 @@ def _solve_batch(X: Array, y: Array, c: Array, tol: Array, max_steps: Array, bat
 
     def one(index: list[Array]) -> LimitSolution:
         # Without the barrier XLA fuses the selection of X into every product with X: 5 times slower on a CPU.
-        problem = lax.optimization_barrier(tuple(stack[i] for stack, i in zip(stacks, index, strict=True)))
-        return solve_dual(*problem, tol, max_steps)
+        X, y, c = lax.optimization_barrier(tuple(stack[i] for stack, i in zip(stacks, index, strict=True)))
+        return solve_dual(X, y, c, tol, max_steps)
 
-    size = problems_at_once(*X.shape[-2:], len(indices[0]))
+    size = problems_at_once(X.shape[-2], X.shape[-1], len(indices[0]))
     solution = lax.map(one, indices, batch_size=size)
     return jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), solution)
 
 
-def _problems(X: ArrayLike, y: ArrayLike, c: ArrayLike, batch: tuple[int, ...]) -> tuple[list, list[np.ndarray]]:
+def _problems(
+    X: Array | np.ndarray, y: Array | np.ndarray, c: Array | np.ndarray, batch: tuple[int, ...]
+) -> tuple[list, list[np.ndarray]]:
     """Flat stacks of X, y and c, and which element of each a problem uses: a grid over c does not copy X."""
     tails = X.shape[-2:], y.shape[-1:], c.shape[-1:]
     stacks = [a.reshape(-1, *tail) for a, tail in zip((X, y, c), tails, strict=True)]
@@ -118,12 +120,12 @@ def _retry_projected(X: Array, y: Array, c: Array, tol: float, max_steps: int, f
     retry = np.flatnonzero((result == Result.MAX_STEPS) & (steps < max_steps))
     if not retry.size:
         return first
-    stacks, indices = _problems(*map(np.asarray, (X, y, c)), result.shape)
+    stacks, indices = _problems(np.asarray(X), np.asarray(y), np.asarray(c), result.shape)
     leaves = jax.tree.map(np.array, first)
     for k in retry:
-        problem = (stack[index[k]] for stack, index in zip(stacks, indices, strict=True))
+        X_k, y_k, c_k = (stack[index[k]] for stack, index in zip(stacks, indices, strict=True))
         at = np.unravel_index(k, result.shape)
-        solution = _solve_projected(*problem, tol, max_steps - int(steps[at]))
+        solution = _solve_projected(X_k, y_k, c_k, tol, max_steps - int(steps[at]))
         solution = eqx.tree_at(lambda s: s.steps, solution, solution.steps + steps[at])
         for leaf, value in zip(jax.tree.leaves(leaves), jax.tree.leaves(solution), strict=True):
             leaf[at] = value

@@ -132,7 +132,7 @@ def simulate(
             chosen = jax.tree.map(lambda leaf, point=point: leaf[point], (*points, n_ft, n_pt))
             keys = key if abreast is None else jnp.broadcast_to(key, (size,))
             with single_threaded_lapack():
-                solved = jax.block_until_ready(_run(*chosen, point, seed, keys, plan))
+                solved = jax.block_until_ready(_run(*chosen, point=point, seed=seed, key=keys, plan=plan))
             parts.append([np.asarray(leaf).reshape(size, *leaf.shape[plan.abreast :])[: len(part)] for leaf in solved])
             order.append(part[:, 0] * seeds + part[:, 1])
             progress(len(part))
@@ -169,7 +169,14 @@ def _room(samples: int, dim: int) -> int:
 
 
 def _run(
-    task: Task, init: Init, n_ft: Array, n_pt: Array, point: Array, seed: Array, key: Array, plan: "_Plan"
+    task: Task,
+    init: Init,
+    n_ft: ArrayLike,
+    n_pt: ArrayLike,
+    point: ArrayLike,
+    seed: ArrayLike,
+    key: Array,
+    plan: "_Plan",
 ) -> tuple[Array, ...]:
     """One run, or several abreast (every argument but the last two with a leading axis).
 

@@ -107,8 +107,8 @@ def published(spec: Spec) -> xr.Dataset:
     columns = {
         name: np.array([row.get(name, row.get(fallback)) for row in rows])
         for name, fallback in (
-            *((name, None) for name in ("source", "value", "se", "rho_pt", "rho_ft", "omega", "c_pt")),
-            *((name, None) for name in ("lambda_pt", "gamma_ft", "alpha_ft")),
+            *((name, name) for name in ("source", "value", "se", "rho_pt", "rho_ft", "omega", "c_pt")),
+            *((name, name) for name in ("lambda_pt", "gamma_ft", "alpha_ft")),
             ("rho_pt_emp", "rho_pt"),
             ("rho_ft_emp", "rho_ft"),
         )

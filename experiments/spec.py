@@ -1,6 +1,7 @@
 """The specification of the published-grid experiment: a TOML file, validated whole before anything runs."""
 
 import dataclasses
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -136,7 +137,7 @@ def _build(cls: Any, table: Any, folder: Path, prefix: str) -> Any:
     if not isinstance(table, dict):
         raise ArgumentError(f"`{prefix.rstrip('.')}` must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    for key in table.keys() - fields.keys():
+    for key in sorted(table.keys() - fields.keys()):
         raise ArgumentError(f"unknown key `{prefix}{key}`: expected one of {', '.join(fields)}")
     required = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
     for key in sorted(required - table.keys()):
@@ -150,6 +151,8 @@ def _convert(kind: Any, value: Any, folder: Path, key: str) -> Any:
     if get_origin(kind) is tuple:
         if isinstance(value, dict):
             line = _build(_Line, value, folder, f"{key}.")
+            if line.num < 1:
+                raise ArgumentError(f"`{key}.num` must be at least 1, got {line.num}")
             return tuple(float(x) for x in np.linspace(line.start, line.stop, line.num))
         values = value if isinstance(value, list) else [value]
         if not values:
@@ -159,12 +162,18 @@ def _convert(kind: Any, value: Any, folder: Path, key: str) -> Any:
         if not isinstance(value, str):
             raise ArgumentError(f"`{key}` must be a path, got {value!r}")
         return folder / value
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Not isfinite: an integer may be too large for a float. NaN fails too.
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is int and not (number and value == int(value) and value >= 0):
-        raise ArgumentError(f"`{key}` must be a non-negative integer, got {value!r}")
-    if not number or not np.isfinite(value):
-        raise ArgumentError(f"`{key}` must be a finite number, got {value!r}")
+        raise ArgumentError(f"`{key}` must be a non-negative integer, got {_short(value)}")
+    if not number:
+        raise ArgumentError(f"`{key}` must be a finite number, got {_short(value)}")
     return kind(value)
+
+
+def _short(value: Any) -> str:
+    # Python refuses to print integers of more than 4300 digits.
+    return "an integer beyond the range of floats" if isinstance(value, int) and abs(value) > 1e308 else repr(value)
 
 
 @dataclasses.dataclass(frozen=True)

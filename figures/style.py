@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 SYMBOLS = {
     "alpha_ft": r"$\alpha_{\rm FT}$",
@@ -26,7 +29,8 @@ CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 REGIMES = {"I": ORANGE, "II": BLUE, "III": "#BBBBBB"}
 """Colours of the regimes: sparse, pretraining-dependent, plain ridge; IV is the mixture of I and II."""
 
-_RC = {
+# Any: matplotlib's stubs list the allowed keys one by one, and dict keys are invariant.
+_RC: dict[Any, object] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
     "axes.titlesize": 8.5,
@@ -63,11 +67,11 @@ def mix(weights: Float[np.ndarray, "... 3"]) -> Float[np.ndarray, "... 3"]:
     Returns:
         Colours in [0, 1].
     """
-    corners = np.array([mpl.colors.to_rgb(colour) for colour in REGIMES.values()])
+    corners = np.array([to_rgb(colour) for colour in REGIMES.values()])
     return np.clip(np.asarray(weights) @ corners, 0, 1)
 
 
-def save(figure: mpl.figure.Figure, folder: Path, name: str) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write PNG and PDF.
 
     Args:

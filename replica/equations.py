@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from replica.channel import Channel, Spacing, moments, nodes_at, posterior_variance, spacing
 
@@ -64,7 +64,7 @@ def no_sums() -> Sums:
     return Sums(jnp.zeros(4), jnp.zeros((2, 4)))
 
 
-def add_block(sums: Sums, p: Point, channel: Channel, block: ArrayLike, blocks: ArrayLike) -> Sums:
+def add_block(sums: Sums, p: Point, channel: Channel, block: Int[Array, ""], blocks: ArrayLike) -> Sums:
     """Add one block of `BLOCK` nodes of a rule with `blocks` blocks.
 
     Args:

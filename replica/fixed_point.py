@@ -6,7 +6,7 @@ on the quadrature rule of its phase, then takes the next problem. The program is
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ LANES = 256
 
 _BISECTIONS = 45
 _REACH = 100.0  # theta lies within e^+-100 standard deviations, tau above e^-100 c^2
+
+_Tree = TypeVar("_Tree")
 
 
 class Phase(IntEnum):
@@ -202,7 +204,7 @@ def _step(state: State, channel: Channel, stage: _Stage, sums: Sums) -> State:
     return _choose((after == Phase.BISECT) & ~bisecting, _at_bisection(fresh, channel), moved)
 
 
-def _choose(condition: Array, yes: State, no: State) -> State:
+def _choose(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
