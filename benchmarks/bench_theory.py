@@ -111,7 +111,7 @@ print(before, peak(), held, time.perf_counter() - started)
 
 @pytest.mark.parametrize("count", [100_000, 1_000_000])
 def test_peak_memory(benchmark, capsys, count):
-    """Beyond inputs, outputs and their padded copies, memory is that of one chunk of 512 points."""
+    """Beyond inputs, outputs and their padded copies, memory is that of one chunk of 128 points."""
 
     def run():
         return subprocess.run([sys.executable, "-c", MEMORY, str(count)], capture_output=True, text=True, check=True)
@@ -120,7 +120,7 @@ def test_peak_memory(benchmark, capsys, count):
     with capsys.disabled():
         print(
             f"\n{count:,} points: peak {peak:.0f} MiB, of which {before:.0f} before the grid; the solution is "
-            f"{held:.0f} MiB; {seconds:.1f} s. Rule: 256 lanes in work, chunks of 512 points in the prediction."
+            f"{held:.0f} MiB; {seconds:.1f} s. Rule: 256 lanes in work, chunks of 128 points in the prediction."
         )
     # Three copies of the solution, the eight padded inputs and per-group channels (32 numbers), one chunk.
     assert peak - before < 4 * held + count * 8 * 64 / 2**20 + 200
