@@ -98,8 +98,10 @@ def published(spec: Spec) -> xr.Dataset:
     Raises:
         DataError: a table is missing or lacks a column.
     """
-    monte_carlo = _read_table(spec.published.replica_mc)
-    descent = _read_table(spec.published.gradient_descent)
+    parameters = ("rho_pt", "rho_ft", "omega", "c_pt", "lambda_pt", "gamma_ft", "alpha_ft")
+    sampled = ("rho_pt_emp", "rho_ft_emp")
+    monte_carlo = _read_table(spec.published.replica_mc, (*parameters, *sampled, "mse", "mse_rel_se"))
+    descent = _read_table(spec.published.gradient_descent, (*parameters, "mse_mean", "mse_se"))
     rows = [
         *({"source": "replica_mc", "value": r["mse"], "se": r["mse"] * r["mse_rel_se"], **r} for r in monte_carlo),
         *({"source": "gradient_descent", "value": r["mse_mean"], "se": r["mse_se"], **r} for r in descent),
@@ -107,8 +109,7 @@ def published(spec: Spec) -> xr.Dataset:
     columns = {
         name: np.array([row.get(name, row.get(fallback)) for row in rows])
         for name, fallback in (
-            *((name, name) for name in ("source", "value", "se", "rho_pt", "rho_ft", "omega", "c_pt")),
-            *((name, name) for name in ("lambda_pt", "gamma_ft", "alpha_ft")),
+            *((name, name) for name in ("source", "value", "se", *parameters)),
             ("rho_pt_emp", "rho_pt"),
             ("rho_ft_emp", "rho_ft"),
         )
@@ -129,14 +130,20 @@ def _strings(values: Iterable[str]) -> np.ndarray:
     return np.array(list(values), dtype=object)
 
 
-def _read_table(path: Path) -> list[dict[str, float]]:
+def _read_table(path: Path, columns: tuple[str, ...]) -> list[dict[str, float]]:
     try:
-        lines = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
-        return [dict(zip(lines[0], map(float, values), strict=True)) for values in lines[1:]]
+        header, *lines = (line.split(",") for line in path.read_text(encoding="utf-8").split())
+        rows = [dict(zip(header, map(float, values), strict=True)) for values in lines]
     except OSError as error:
         raise DataError(f"cannot read the published table {path}: {error.strerror}") from error
-    except (ValueError, IndexError) as error:
+    except ValueError as error:
         raise DataError(f"{path} must be a CSV table of numbers with a header line: {error}") from error
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise DataError(f"{path} lacks the column `{missing[0]}`")
+    if not rows:
+        raise DataError(f"{path} must have at least one row of numbers")
+    return rows
 
 
 def phase_diagrams(spec: Spec) -> xr.Dataset:
@@ -208,17 +215,21 @@ def best_lambda(spec: Spec) -> xr.Dataset:
     curvature = left - 2 * middle + right
     shift = np.where((best == inner) & (curvature > 0), (left - right) / (2 * np.where(curvature > 0, curvature, 1)), 0)
     refined = log_grid[best] + np.clip(shift, -0.5, 0.5) * (log_grid[1] - log_grid[0])
-    # Where the error has no interior minimum the grid's end is the answer, and is reported as such.
-    solved = np.fmin(error(omega[..., 0], alpha_ft[..., 0], refined), np.nanmin(mse, axis=-1))
     default = error(omega[..., 0], alpha_ft[..., 0], 0.0)
+    # The best of the points solved. Without an interior minimum that is the grid's end, and is reported as such.
+    candidates = np.stack([refined, log_grid[best], 0 * refined])
+    errors = np.stack([error(omega[..., 0], alpha_ft[..., 0], refined), np.nanmin(mse, axis=-1), default])
+    chosen = np.argmin(np.nan_to_num(errors, nan=np.inf), axis=0)[None]
+    solved = np.take_along_axis(errors, chosen, axis=0)[0]
+    log_best = np.take_along_axis(candidates, chosen, axis=0)[0]
     dims = ("omega", "alpha_ft")
     return xr.Dataset(
         {
-            "lambda_pt": (dims, np.minimum(np.expm1(refined), 1.0)),
+            "lambda_pt": (dims, np.minimum(np.expm1(log_best), 1.0)),
             "mse": (dims, solved),
             "mse_default": (dims, default),
             "gain": (dims, default / solved),
-            "at_edge": (dims, (best == 0) | (best == plan.num_lambda - 1)),
+            "at_edge": (dims, (chosen[0] < 2) & ((best == 0) | (best == plan.num_lambda - 1))),
         },
         {"omega": list(plan.omega), "alpha_ft": list(plan.alpha_ft)},
     )

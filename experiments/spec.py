@@ -122,15 +122,24 @@ def load(path: Path) -> Spec:
 
     Raises:
         DataError: the file is missing or is not TOML.
-        ArgumentError: a key is unknown or missing, or a value has the wrong type.
+        ArgumentError: a key is unknown or missing, a value has the wrong type, or a count is too small.
     """
     try:
         text = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot read the specification {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOML, UTF-8, an integer of more than 4300 digits
         raise DataError(f"{path} is not a TOML file: {error}") from error
-    return _build(Spec, text, path.parent, "")
+    spec = _build(Spec, text, path.parent, "")
+    for key, least in _LEAST.items():
+        table, name = key.split(".")
+        if (value := getattr(getattr(spec, table), name)) < least:
+            raise ArgumentError(f"`{key}` must be at least {least}, got {value}")
+    return spec
+
+
+# z-scores of fewer than 4 seeds have no finite variance.
+_LEAST = {"simulation.dim": 1, "simulation.seeds": 4, "phase_diagram.num": 2, "best_lambda.num_lambda": 3}
 
 
 def _build(cls: Any, table: Any, folder: Path, prefix: str) -> Any:
@@ -165,15 +174,10 @@ def _convert(kind: Any, value: Any, folder: Path, key: str) -> Any:
     # Not isfinite: an integer may be too large for a float. NaN fails too.
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is int and not (number and value == int(value) and value >= 0):
-        raise ArgumentError(f"`{key}` must be a non-negative integer, got {_short(value)}")
+        raise ArgumentError(f"`{key}` must be a non-negative integer, got {value!r}")
     if not number:
-        raise ArgumentError(f"`{key}` must be a finite number, got {_short(value)}")
+        raise ArgumentError(f"`{key}` must be a finite number, got {value!r}")
     return kind(value)
-
-
-def _short(value: Any) -> str:
-    # Python refuses to print integers of more than 4300 digits.
-    return "an integer beyond the range of floats" if isinstance(value, int) and abs(value) > 1e308 else repr(value)
 
 
 @dataclasses.dataclass(frozen=True)

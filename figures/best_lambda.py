@@ -26,8 +26,10 @@ def draw(data: xr.Dataset) -> Figure:
     gain = data.gain.values.clip(1, 100)
     image = right.pcolormesh(omega, alpha, gain.T, norm=LogNorm(1, 100), cmap="magma", rasterized=True)
     figure.colorbar(image, ax=right, label=f"error at {SYMBOLS['lambda_pt']} = 0 / error at the best", extend="max")
-    lines = right.contour(omega, alpha, gain.T, levels=[1.1, 2, 10], colors="white", linewidths=0.7)
-    right.clabel(lines, fmt="%gx", fontsize=6)
+    levels = [level for level in (1.1, 2, 10) if gain.min() < level < gain.max()]
+    if levels and min(gain.shape) > 1:
+        lines = right.contour(omega, alpha, gain.T, levels=levels, colors="white", linewidths=0.7)
+        right.clabel(lines, fmt="%gx", fontsize=6)
     for axes in (left, right):
         axes.set_xlabel("overlap " + SYMBOLS["omega"])
     left.set_ylabel(SYMBOLS["alpha_ft"])

@@ -35,13 +35,19 @@ def draw_grid(theory: xr.Dataset, simulation: xr.Dataset, published: xr.Dataset)
             for k, c_pt in enumerate(theory.c_pt.values):
                 for m, lambda_pt in enumerate(theory.lambda_pt.values):
                     at = {"omega": omega, "gamma_ft": gamma, "c_pt": c_pt, "lambda_pt": lambda_pt}
-                    axes.plot(theory.alpha_ft, theory.mse.sel(at), color=CYCLE[k], linestyle=_LINES[m], linewidth=1)
+                    axes.plot(
+                        theory.alpha_ft,
+                        theory.mse.sel(at),
+                        color=CYCLE[k % len(CYCLE)],
+                        linestyle=_LINES[m % len(_LINES)],
+                        linewidth=1,
+                    )
                     axes.errorbar(
                         simulation.alpha_ft,
                         mean.sel(at),
                         half_width.sel(at),
-                        fmt=_MARKERS[m],
-                        color=CYCLE[k],
+                        fmt=_MARKERS[m % len(_MARKERS)],
+                        color=CYCLE[k % len(CYCLE)],
                         markersize=2.6,
                         elinewidth=0.8,
                     )
@@ -55,10 +61,18 @@ def draw_grid(theory: xr.Dataset, simulation: xr.Dataset, published: xr.Dataset)
     for axes in panels[:, 0]:
         axes.set_ylabel(SYMBOLS["mse"])
     handles = [
-        Line2D([], [], color=CYCLE[k], label=f"{SYMBOLS['c_pt']} = {c:g}") for k, c in enumerate(theory.c_pt.values)
+        Line2D([], [], color=CYCLE[k % len(CYCLE)], label=f"{SYMBOLS['c_pt']} = {c:g}")
+        for k, c in enumerate(theory.c_pt.values)
     ]
     handles += [
-        Line2D([], [], color="black", linestyle=_LINES[m], marker=_MARKERS[m], label=f"{SYMBOLS['lambda_pt']} = {x:g}")
+        Line2D(
+            [],
+            [],
+            color="black",
+            linestyle=_LINES[m % len(_LINES)],
+            marker=_MARKERS[m % len(_MARKERS)],
+            label=f"{SYMBOLS['lambda_pt']} = {x:g}",
+        )
         for m, x in enumerate(theory.lambda_pt.values)
     ]
     handles.append(Line2D([], [], color="black", linestyle="", marker="x", label="published Monte Carlo"))
