@@ -256,7 +256,9 @@ def _check_times(times: Array) -> None:
     check_range("times", times, "finite and >= 0", lambda x: (x >= 0) & np.isfinite(x))
     if is_traced(times):
         return
-    late = np.asarray(times[1:] <= times[:-1])
+    # In numpy: under jit even a slice of known values would be traced.
+    known = np.asarray(times)
+    late = known[1:] <= known[:-1]
     if late.any():
         at = int(np.argmax(late)) + 1
         raise ArgumentError(

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from dlnsim.errors import ArgumentError
-from dlnsim.validation import as_float, check_range
+from dlnsim.validation import as_float, broadcast_shape, check_range
 
 
 class Init(eqx.Module):
@@ -30,11 +29,7 @@ class Init(eqx.Module):
         check_range("c_pt", self.c_pt, "finite and > 0", lambda x: (x > 0) & np.isfinite(x))
         check_range("lambda_pt", self.lambda_pt, "relative, in [-1, 1]", lambda x: np.abs(x) <= 1)
         check_range("gamma_ft", self.gamma_ft, "finite and >= 0", lambda x: (x >= 0) & np.isfinite(x))
-        try:
-            np.broadcast_shapes(*(leaf.shape for leaf in self._fields()))
-        except ValueError as error:
-            shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in vars(self).items())
-            raise ArgumentError(f"the fields of `Init` must broadcast together, got {shapes}") from error
+        broadcast_shape(**{name: leaf.shape for name, leaf in vars(self).items()})
 
     def _fields(self) -> tuple[Float[Array, "..."], ...]:
         return (self.c_pt, self.lambda_pt, self.gamma_ft)

@@ -18,7 +18,7 @@ from dlnsim.errors import ArgumentError
 from dlnsim.init import Init
 from dlnsim.result import Result, raise_on_failure
 from dlnsim.task import GROUPS, Task
-from dlnsim.validation import as_float, check_range, is_traced, require_float64
+from dlnsim.validation import as_float, broadcast_shape, check_range, is_traced, require_float64
 
 
 class Simulation(eqx.Module):
@@ -100,13 +100,7 @@ def simulate(
             raise ArgumentError(f"`{name}` must be an integer >= 1, got {value!r}")
     if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
         raise ArgumentError(f"`key` must be one key from jax.random.key(seed), got {key!r}")
-    try:
-        shape = np.broadcast_shapes(task.shape, init.shape, alpha_ft.shape, alpha_pt.shape)
-    except ValueError as error:
-        raise ArgumentError(
-            f"`task`, `init`, `alpha_ft` and `alpha_pt` must broadcast together, got shapes {task.shape}, "
-            f"{init.shape}, {alpha_ft.shape} and {alpha_pt.shape}"
-        ) from error
+    shape = broadcast_shape(task=task.shape, init=init.shape, alpha_ft=alpha_ft.shape, alpha_pt=alpha_pt.shape)
 
     def flatten(leaf: Array) -> np.ndarray:
         return np.broadcast_to(np.asarray(leaf), shape).ravel()

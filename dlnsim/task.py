@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from dlnsim.errors import ArgumentError
-from dlnsim.validation import as_float, check_range, is_traced
+from dlnsim.validation import as_float, broadcast_shape, check_range, is_traced
 
 GROUPS = ("overlap", "new", "pt_only", "none")
 """Coordinate groups, in the order of every `..., group` axis."""
@@ -47,11 +47,7 @@ class Task(eqx.Module):
         check_range("omega", self.omega, "a share in [0, 1]", _unit)
         for name in ("beta_pt", "noise_var_pt", "noise_var_ft"):
             check_range(name, getattr(self, name), "finite and >= 0", _non_negative)
-        try:
-            np.broadcast_shapes(*(leaf.shape for leaf in self._fields()))
-        except ValueError as error:
-            shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in vars(self).items())
-            raise ArgumentError(f"the fields of `Task` must broadcast together, got {shapes}") from error
+        broadcast_shape(**{name: leaf.shape for name, leaf in vars(self).items()})
         if not is_traced(self):
             self._check_overlap()
 

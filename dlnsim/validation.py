@@ -52,6 +52,20 @@ def check_range(name: str, value: ArrayLike, expected: str, ok: Callable[[np.nda
         raise ArgumentError(f"`{name}` must be {expected}, got {got:g}")
 
 
+def broadcast_shape(**shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape of named arguments.
+
+    Raises:
+        ArgumentError: they do not broadcast; the message lists them with their shapes.
+    """
+    try:
+        return np.broadcast_shapes(*shapes.values())
+    except ValueError as error:
+        names = ", ".join(f"`{name}`" for name in shapes)
+        got = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ArgumentError(f"{names} must broadcast together, got {got}") from error
+
+
 def require_float64(what: str, *trees: object) -> None:
     """Raise `PrecisionError` if any floating leaf is narrower than float64 or x64 is off.
 

@@ -13,9 +13,10 @@ from dlnsim.errors import ArgumentError
 from dlnsim.init import Init
 from dlnsim.result import FAILURES, Result, raise_on_failure
 from dlnsim.task import Task
-from dlnsim.validation import as_float, check_range, is_traced, require_float64
+from dlnsim.validation import as_float, broadcast_shape, check_range, is_traced, require_float64
 from replica.channel import Channel, moments, perfect_pretraining, posterior_variance, quadrature
-from replica.fixed_point import FINEST, Outcome, root
+from replica.fixed_point import Outcome, root
+from replica.iteration import FINEST
 
 CHUNK = 128
 """Points whose predictions are evaluated at once; beyond inputs and outputs, memory is that of one chunk."""
@@ -93,13 +94,7 @@ def solve(
             "`alpha_pt` must be inf, or >= 1 with noise_var_pt = 0 (perfect pretraining), in this version "
             "of the theory; dlnsim.simulate trains an imperfect PT stage exactly"
         )
-    try:
-        shape = np.broadcast_shapes(task.shape, init.shape, alpha_ft.shape, alpha_pt.shape)
-    except ValueError as error:
-        raise ArgumentError(
-            f"`task`, `init`, `alpha_ft` and `alpha_pt` must broadcast together, got shapes {task.shape}, "
-            f"{init.shape}, {alpha_ft.shape} and {alpha_pt.shape}"
-        ) from error
+    shape = broadcast_shape(task=task.shape, init=init.shape, alpha_ft=alpha_ft.shape, alpha_pt=alpha_pt.shape)
     if is_traced(task, init, alpha_ft):
         points = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape).reshape(-1), (task, init, alpha_ft))
         solution = jax.tree.map(

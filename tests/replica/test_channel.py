@@ -22,7 +22,7 @@ from replica.channel import (
     quadrature,
     spacing,
 )
-from replica.fixed_point import FINEST
+from replica.iteration import FINEST
 
 EPS = np.finfo(float).eps
 FIELDS = ("response", "complement", "shrinkage", "bias", "power")

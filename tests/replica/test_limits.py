@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from dlnsim import Init, Result, Task
 from replica import solve
-from replica.fixed_point import TOLERANCE
+from replica.iteration import TOLERANCE
 
 EPS = np.finfo(float).eps
 

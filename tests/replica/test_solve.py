@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dlnsim import ArgumentError, Init, PrecisionError, Result, SolverError, Task
 from replica import solve
 from replica.channel import perfect_pretraining
-from replica.fixed_point import TOLERANCE, Phase, solve_all
+from replica.fixed_point import solve_all
+from replica.iteration import TOLERANCE, Phase
 
 DATA = Path(__file__).parents[1] / "data"
 FIRST = (Phase.COARSE, Phase.BISECT)
@@ -218,7 +219,7 @@ def test_pretraining_samples_must_be_known():
         (dict(alpha_ft=np.inf), r"`alpha_ft` must be finite and > 0, got inf"),
         (dict(alpha_ft=[0.5, np.nan]), r"`alpha_ft` must be finite and > 0, got nan"),
         (dict(alpha_ft=0.5, alpha_pt=-1.0), r"`alpha_pt` must be > 0 \(inf for perfect pretraining\), got -1"),
-        (dict(alpha_ft=[0.5, 0.6, 0.7]), r"must broadcast together, got shapes \(2,\), \(\), \(3,\) and \(\)"),
+        (dict(alpha_ft=[0.5, 0.6, 0.7]), r"must broadcast together, got task \(2,\), init \(\), alpha_ft \(3,\)"),
     ],
 )
 def test_bad_arguments(arguments, message):
