@@ -118,7 +118,7 @@ def published(spec: Spec) -> xr.Dataset:
     for name, suffix in (("theory_mse", ""), ("theory_mse_emp", "_emp")):
         rho_pt, rho_ft = columns["rho_pt" + suffix], columns["rho_ft" + suffix]
         # A sampled FT support inside the PT support cannot exceed it, whatever the columns' rounding says.
-        omega = np.minimum(columns["omega"], rho_pt / rho_ft)
+        omega = np.minimum(columns["omega"], rho_pt / rho_ft) if suffix else columns["omega"]
         solution = replica.solve(Task(rho_pt, rho_ft, omega), init, alpha_ft=columns["alpha_ft"], throw=False)
         columns[name] = np.asarray(solution.mse)
     columns["source"] = _strings(columns["source"])

@@ -1,6 +1,7 @@
 """The demonstration: what it writes, that a second run replaces the first, and that a failed one leaves no trace."""
 
 import json
+import shutil
 from pathlib import Path
 
 import matplotlib.image
@@ -154,7 +155,7 @@ def test_summary_is_what_was_returned_and_what_was_stored(first):
 
 def test_a_second_run_replaces_the_first(first, tmp_path):
     out = tmp_path / "results"
-    demo.run(first[2], out)
+    shutil.copytree(first[0], out)
     before = listing(out)
     (out / "notes.txt").write_text("mine", encoding="utf-8")
     (out / "results.zarr" / "stale").write_text("of the first run", encoding="utf-8")
@@ -192,11 +193,10 @@ def test_a_failed_run_leaves_the_earlier_results(first, monkeypatch, where, erro
         next(a for a in arguments if isinstance(a, Path)).joinpath("half").mkdir(parents=True)
         raise error("in the middle")
 
-    data = demo._make(demo.load(config), {}) if where == "_draw" and error is HalfwayError else None
-    if data is None:
-        monkeypatch.setattr(demo, "_make", lambda spec, seconds: {})
-        monkeypatch.setattr(demo, "_draw", lambda data, folder: [])
-        monkeypatch.setattr(demo, "_summarise", lambda data, seconds: {})
+    # The numbers do not matter here.
+    monkeypatch.setattr(demo, "_make", lambda spec, seconds: {})
+    monkeypatch.setattr(demo, "_draw", lambda data, folder: [])
+    monkeypatch.setattr(demo, "_summarise", lambda data, seconds: {})
     monkeypatch.setattr(demo, where, fail)
     with pytest.raises(error):
         demo.run(config, out)
@@ -225,13 +225,13 @@ def test_folder_without_permission(first, tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(demo.tempfile, "mkdtemp", refuse)
-    with pytest.raises(DataError, match="cannot write to .*: Permission denied"):
+    with pytest.raises(DataError, match=r"cannot write to .*: Permission denied"):
         demo.run(first[2], tmp_path)
 
 
 def test_wrong_specification_makes_no_folder(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    with pytest.raises(ArgumentError, match="`simulation.seeds` must be"):
+    with pytest.raises(ArgumentError, match=r"`simulation\.seeds` must be"):
         demo.run(write_config(tmp_path, TOML.replace("seeds = 4", "seeds = true")), out)
     with pytest.raises(DataError, match="cannot read the specification"):
         demo.run(tmp_path / "none.toml", out)
@@ -305,7 +305,9 @@ def test_panels_hold_their_curve_and_the_published_values_on_the_grid():
     for number, axes in enumerate(panels):
         at = {"omega": [0.0, 0.5][number // 3], "gamma_ft": [0.0, 1.0, 10.0][number % 3], "c_pt": 1e-3, "lambda_pt": 0}
         np.testing.assert_array_equal(axes.lines[0].get_ydata(), theory.mse.sel(at))
-        np.testing.assert_allclose(axes.lines[1].get_ydata(), simulation.mse.sel(at).mean("seed"), rtol=1e-14)
+        # Error bars are kept as objects.
+        drawn = axes.lines[1].get_ydata().astype(float)
+        np.testing.assert_allclose(drawn, simulation.mse.sel(at).mean("seed"), rtol=1e-14)
         for line in axes.lines:
             if line.get_marker() in ("x", "+") and len(line.get_ydata()):
                 overlaid[number, line.get_marker()] = list(line.get_ydata())

@@ -20,17 +20,21 @@ def test_mixtures_are_weighted_means_of_any_shape():
     expected = sum(weights[..., [k]] * np.array(to_rgb(colour)) for k, colour in enumerate(REGIMES.values()))
     np.testing.assert_allclose(colours, expected, rtol=1e-14)
     # Outside the triangle a colour is cut off, not wrapped.
-    assert mix(np.array([3.0, -1.0, -1.0])).tolist() == pytest.approx([1.0, 0.588, 0.0], abs=0.5)
     assert mix(np.array([3.0, -1.0, -1.0])).max() == 1
     assert mix(np.array([3.0, -1.0, -1.0])).min() == 0
 
 
 def test_style_ends_with_its_block():
     before = dict(mpl.rcParams)
-    with pytest.raises(RuntimeError, match="inside"), style():
-        assert mpl.rcParams["font.size"] == 8
-        assert mpl.rcParams["pdf.fonttype"] == 42
-        raise RuntimeError("inside")
+
+    def fail():
+        with style():
+            assert mpl.rcParams["font.size"] == 8
+            assert mpl.rcParams["pdf.fonttype"] == 42
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
     assert dict(mpl.rcParams) == before
 
 
