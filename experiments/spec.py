@@ -9,6 +9,9 @@ from typing import Any, get_args, get_origin
 import numpy as np
 
 from dlnsim.errors import ArgumentError, DataError
+from dlnsim.init import Init
+from dlnsim.task import Task
+from dlnsim.validation import check_range
 
 Axis = tuple[float, ...]
 
@@ -135,7 +138,33 @@ def load(path: Path) -> Spec:
         table, name = key.split(".")
         if (value := getattr(getattr(spec, table), name)) < least:
             raise ArgumentError(f"`{key}` must be at least {least}, got {value}")
+    _check_ranges(spec)
     return spec
+
+
+def _check_ranges(spec: Spec) -> None:
+    """Raise now what `Task`, `Init` and the readers of tables would raise after minutes of compute."""
+    task, plan, fixed = spec.task, spec.best_lambda, spec.phase_diagram
+    for omega in (task.omega, plan.omega):
+        Task(task.rho_pt, task.rho_ft, np.array(omega), task.beta_pt, 0.0, task.noise_var_ft)
+    Init(*np.meshgrid(spec.init.c_pt, spec.init.lambda_pt, spec.init.gamma_ft, sparse=True))
+    Init(plan.c_pt, 0.0, plan.gamma_ft)
+    Init(fixed.c_pt, fixed.lambda_pt, fixed.gamma_ft)
+    axes = {
+        f"{table}.{field.name}": getattr(getattr(spec, table), field.name)
+        for table in ("task", "init", "theory", "simulation", "best_lambda")
+        for field in dataclasses.fields(getattr(spec, table))
+        if field.type == Axis
+    }
+    for name, values in axes.items():
+        if name.endswith("alpha_ft"):
+            check_range(name, np.array(values), "> 0", lambda x: x > 0)
+        if len(set(values)) < len(values):
+            raise ArgumentError(f"`{name}` must hold every value once, got {sorted(values)}")
+    for name in ("replica_mc", "gradient_descent"):
+        table = getattr(spec.published, name)
+        if not table.is_file():
+            raise DataError(f"cannot read the published table `published.{name}`: no file {table}")
 
 
 # z-scores of fewer than 4 seeds have no finite variance.

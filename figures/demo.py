@@ -69,12 +69,14 @@ def _folder(out: Path) -> Iterator[Path]:
         raise DataError(f"cannot write to {out}: {error.strerror}") from error
     try:
         yield temporary
-        for path in temporary.iterdir():
+        for path in sorted(temporary.iterdir()):
             target = out / path.name
             if target.is_dir():
                 # A folder cannot be replaced at once: the old one steps aside first.
                 target.rename(temporary / f".old-{path.name}")
             path.rename(target)
+    except OSError as error:
+        raise DataError(f"cannot write to {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

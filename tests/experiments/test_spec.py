@@ -1,6 +1,7 @@
 """The specification: the shipped file holds the documented grid, and every mistake is named in one line."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ def edited(tmp_path):
     def call(old, new):
         text = EXAMPLE.read_text(encoding="utf-8")
         assert text.count(old) >= 1, f"{old!r} is not in the shipped file"
+        for table in EXAMPLE.parent.glob("*.csv"):
+            (tmp_path / table.name).write_bytes(table.read_bytes())
         path = tmp_path / "spec.toml"
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
         return load(path)
@@ -50,9 +53,11 @@ def test_published_tables_lie_beside_the_file(edited, tmp_path):
     assert spec.published.replica_mc == EXAMPLE.parent / "published_replica_mc.csv"
     assert spec.published.replica_mc.is_file()
     assert spec.published.gradient_descent.is_file()
-    moved = edited('"published_gd.csv"', '"tables/mine.csv"')
-    assert moved.published.gradient_descent == tmp_path / "tables" / "mine.csv"
-    assert edited('"published_gd.csv"', '"/a/b.csv"').published.gradient_descent == Path("/a/b.csv")
+    mine = tmp_path / "tables" / "mine.csv"
+    mine.parent.mkdir()
+    mine.touch()
+    for relative_or_absolute in ("tables/mine.csv", str(mine)):
+        assert edited('"published_gd.csv"', f'"{relative_or_absolute}"').published.gradient_descent == mine
 
 
 def test_numbers_become_the_type_of_their_key(edited):
@@ -190,3 +195,19 @@ def test_missing_file_and_folder(tmp_path):
         load(tmp_path / "none.toml")
     with pytest.raises(DataError, match="cannot read the specification"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("lambda_pt = [-0.99, 0.0, 0.99]", "lambda_pt = [-2.0]", "lambda_pt"),
+        ("c_pt = [1e-6, 1e-3, 1.0]", "c_pt = [0.0]", "c_pt"),
+        ("omega = [0.0, 0.5, 1.0]", "omega = [0.0, 0.0]", "task.omega"),
+        ("rho_ft = 0.1", "rho_ft = 0.95", "rho_ft"),
+        ("alpha_ft = [0.05, 0.15, 0.3, 0.45]", "alpha_ft = [-0.1]", "simulation.alpha_ft"),
+        ('"published_gd.csv"', '"nowhere.csv"', "published.gradient_descent"),
+    ],
+)
+def test_ranges_are_checked_before_anything_runs(edited, old, new, name):
+    with pytest.raises((ArgumentError, DataError), match=re.escape(name)):
+        edited(old, new)
