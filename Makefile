@@ -29,10 +29,10 @@ demo: setup ## run the demonstration (ARGS='--help' lists its options)
 
 # Benchmarks under several processes would time each other.
 test: setup ## run the tests without the slow ones
-	@$(VENV_PYTHON) -m pytest -n $(JOBS) --benchmark-disable $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile --benchmark-disable $(ARGS)
 
 test-all: setup ## run all tests, the slow ones too
-	@$(VENV_PYTHON) -m pytest -n $(JOBS) --benchmark-disable -m '' $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile --benchmark-disable -m '' $(ARGS)
 
 # pytest exits with 5 where there are no benchmarks yet: the recipe is still worth its time.
 bench: setup ## run the benchmarks, and the Monte-Carlo recipe that they are compared with
@@ -111,7 +111,8 @@ setup:
 			"make PYTHON=python3.12 ..." >&2; \
 	fi; exit 1
 
-# The stamp comes last, so that it never vouches for half an install.
+# The stamp comes last, so that it never vouches for half an install. editable_mode=compat: with setuptools' own
+# import hook a script beside the clone would take the clone's folder, also called dlnsim, for the package.
 setup-locked:
 	@set -e; if $(READY); then exit 0; fi; \
 	if ! { $(HEALTHY); }; then \
@@ -120,6 +121,6 @@ setup-locked:
 	touch $(MARKER); rm -f $(STAMP); \
 	echo "Installing dlnsim[$(EXTRAS)] into .venv: a minute or two, only when dependencies change"; \
 	$(VENV_PYTHON) -m pip install -q --no-input --disable-pip-version-check \
-		-c constraints.txt -e '.[$(EXTRAS)]' \
+		-c constraints.txt --config-settings editable_mode=compat -e '.[$(EXTRAS)]' \
 		|| { echo "The install failed; the lines above say why." >&2; exit 1; }; \
 	rm -f $(MARKER); $(STATE) > $(STAMP)

@@ -25,7 +25,8 @@ def potential(beta_ft: ArrayLike, c_ft: ArrayLike) -> Float[Array, "..."]:
     """
     beta, c = jnp.broadcast_arrays(jnp.abs(as_float(beta_ft)), as_float(c_ft))
     s = jnp.where(beta > 0, beta / jnp.where(beta > 0, c, 1.0), 0.0)
-    return beta / 2 * (jnp.arcsinh(s) - _slope_deficit(s))
+    q = jnp.where(jnp.isinf(s), jnp.inf, beta / 2 * (jnp.arcsinh(s) - _slope_deficit(jnp.where(jnp.isinf(s), 1.0, s))))
+    return jnp.where((c >= 0) & ~jnp.isnan(beta), q, jnp.nan)
 
 
 def total_potential(beta_ft: ArrayLike, c_ft: ArrayLike) -> Float[Array, "..."]:
@@ -107,7 +108,8 @@ def _excess(beta_ft: ArrayLike, c_ft: ArrayLike) -> Array:
     excess = deficit / (jnp.arcsinh(safe) - deficit)
     # Rounding puts the quotient up to 4e-16 above 1, and the weight a_I = 1 - excess below 0.
     excess = jnp.where(s > 1e-8, jnp.minimum(excess, 1.0), 1.0)
-    return jnp.where((c == 0) | jnp.isinf(s), 0.0, excess)
+    excess = jnp.where((c == 0) | jnp.isinf(s), 0.0, excess)
+    return jnp.where((c >= 0) & ~jnp.isnan(beta), excess, jnp.nan)
 
 
 def _elasticities(beta_pt: ArrayLike, init: Init) -> tuple[Array, Array]:

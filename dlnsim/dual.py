@@ -33,7 +33,8 @@ class LimitSolution(eqx.Module):
 
     Attributes:
         beta: the solution c sinh(X^T mu); NaN where `result` is a failure.
-        mu: dual variables, beta = c sinh(X^T mu): the integral of 2 (y - X beta) over the flow; NaN likewise.
+        mu: dual variables, beta = c sinh(X^T mu): the integral of 2 (y - X beta) over the
+            flow or, where the data are inconsistent and that diverges, its part in the range of X; NaN likewise.
         residual: relative residual, recomputed from `beta`, of the equations that were solved: of X beta = y
             with every row of X scaled to norm 1 or, where X was found rank-deficient or ill-conditioned, of
             V^T beta = S^-1 U^T y with X = U S V^T, whose solutions are the least-squares solutions.

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from dlnsim.validation import as_float, broadcast_shape, check_range
 
@@ -38,6 +38,12 @@ class Init(eqx.Module):
     def shape(self) -> tuple[int, ...]:
         """The broadcast shape of all fields."""
         return np.broadcast_shapes(*(leaf.shape for leaf in self._fields()))
+
+    @property
+    def in_range(self) -> Bool[Array, "..."]:
+        """Where every field is in its range; traced values are not checked otherwise."""
+        c_ok = (self.c_pt > 0) & jnp.isfinite(self.c_pt)
+        return c_ok & (jnp.abs(self.lambda_pt) <= 1) & (self.gamma_ft >= 0) & jnp.isfinite(self.gamma_ft)
 
     def c_ft(self, beta_pt: ArrayLike) -> Float[Array, "..."]:
         """Scale of the network at the start of fine-tuning.

@@ -18,6 +18,7 @@ class Result(IntEnum):
     NONFINITE = 4
     QUADRATURE = 5
     STOPPED = 6
+    INVALID = 7
 
     def __str__(self) -> str:
         """Lower-case name, as printed by the command line."""
@@ -41,11 +42,12 @@ _REMEDIES = {
     Result.DIVERGES: "the error is infinite (alpha = 1 with label noise); move alpha away from 1",
     Result.MAX_STEPS: "the step limit was reached above the tolerance; raise `max_steps`",
     Result.NONFINITE: "a number overflowed or the input holds inf or NaN; rescale the data",
-    Result.QUADRATURE: "the finest quadrature rule misses the tolerance; report the parameters",
+    Result.QUADRATURE: "the finest quadrature rule misses the tolerance: c_FT is too small for the signal; raise it",
     Result.STOPPED: "the last requested time came before the residual reached the tolerance; add later times",
+    Result.INVALID: "an argument is outside its range; under jit nothing is raised, so check `result`",
 }
 
-FAILURES = (Result.MAX_STEPS, Result.NONFINITE, Result.QUADRATURE)
+FAILURES = (Result.MAX_STEPS, Result.NONFINITE, Result.QUADRATURE, Result.INVALID)
 
 
 def raise_on_failure(result: ArrayLike, what: str) -> None:

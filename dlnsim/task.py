@@ -1,9 +1,12 @@
 """The teacher: a pair of sparse tasks, pretraining (PT) and fine-tuning (FT), with overlapping supports."""
 
+from functools import reduce
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from dlnsim.errors import ArgumentError
 from dlnsim.validation import as_float, broadcast_shape, check_range, is_traced
@@ -115,6 +118,16 @@ class Task(eqx.Module):
         return jnp.stack([overlap, new, _clip(rho_pt - overlap), _clip(1 - rho_pt - new)], axis=-1)
 
     @property
+    def in_range(self) -> Bool[Array, "..."]:
+        """Where every field is in its range and the overlap feasible; traced values are not checked otherwise."""
+        feasible = (self.omega * self.rho_ft <= self.rho_pt + _ROUNDING) & (
+            (1 - self.omega) * self.rho_ft <= 1 - self.rho_pt + _ROUNDING
+        )
+        shares = [(x >= 0) & (x <= 1) for x in (self.rho_pt, self.rho_ft, self.omega)]
+        sizes = [(x >= 0) & jnp.isfinite(x) for x in (self.beta_pt, self.noise_var_pt, self.noise_var_ft)]
+        return reduce(jnp.logical_and, (*shares, *sizes), feasible & (self.rho_ft > 0))
+
+    @property
     def group_var_ft(self) -> Float[Array, "... 4"]:
         """Variance of beta*_FT in each of `GROUPS`: 1 / rho_ft on the FT support, 0 off it."""
         return (1 / self.rho_ft)[..., None] * jnp.array([1.0, 1.0, 0.0, 0.0])
@@ -134,5 +147,5 @@ def _non_negative(x: np.ndarray) -> np.ndarray:
 
 
 def _clip(x: Array) -> Array:
-    # A feasible group that rounding left at -1e-17 is empty.
-    return jnp.where(x > _ROUNDING, x, 0.0)
+    # A feasible group that rounding left at -1e-17 is empty; its derivative is still that of the unclipped weight.
+    return x - lax.stop_gradient(jnp.minimum(x, 0.0))

@@ -10,7 +10,7 @@ def pooled_z_scores(simulation: xr.Dataset) -> dict[str, float | int]:
     """Pool (mean over seeds - theory) / standard error over all grid points.
 
     With few seeds z is Student-t, not normal: its variance is (n - 1) / (n - 3). The theory holds for D -> infinity,
-    so z also carries a bias of order sqrt(seeds) / D.
+    so z also carries a bias of order sqrt(seeds / D).
 
     Args:
         simulation: from `published_grid.simulation`, at least 4 seeds for a finite expected variance.

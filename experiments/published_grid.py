@@ -184,6 +184,7 @@ def phase_diagrams(spec: Spec) -> xr.Dataset:
             "one_plus_lambda": ("lambda_pt", one_plus_lambda),
         },
         {"diagram": _strings(decades), "lambda_pt": lambda_pt, "regime": _strings(("I", "II", "III"))},
+        {name: getattr(plan, name) for name in ("beta_ft", "beta_pt", "c_pt", "gamma_ft")},
     )
 
 

@@ -101,7 +101,10 @@ class Spec:
         return dataclasses.replace(
             self,
             simulation=dataclasses.replace(
-                self.simulation, dim=min(self.simulation.dim, 400), seeds=min(self.simulation.seeds, 4)
+                self.simulation,
+                alpha_ft=self.simulation.alpha_ft[:2],
+                dim=min(self.simulation.dim, 400),
+                seeds=min(self.simulation.seeds, 4),
             ),
             phase_diagram=dataclasses.replace(self.phase_diagram, num=min(self.phase_diagram.num, 101)),
             best_lambda=dataclasses.replace(

@@ -1,5 +1,6 @@
 """The best lambda_PT over (omega, alpha_FT), and what it gains over the default."""
 
+import numpy as np
 import xarray as xr
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -20,12 +21,17 @@ def draw(data: xr.Dataset) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     omega, alpha = data.omega.values, data.alpha_ft.values
     optimum = (1 + data.lambda_pt).values
-    image = left.pcolormesh(omega, alpha, optimum.T, norm=LogNorm(1e-6, 2), cmap="cividis", rasterized=True)
-    figure.colorbar(image, ax=left, label=f"best {SYMBOLS['one_plus_lambda']} (search ends at $10^{{-6}}$)")
+    # Grey: the lower end of the search, that is, the sparser the better.
+    searched = np.ma.masked_where(data.at_edge.values & (optimum < 1e-3), optimum)
+    left.set_facecolor("0.85")
+    image = left.pcolormesh(omega, alpha, searched.T, norm=LogNorm(1e-6, 2), cmap="cividis", rasterized=True)
+    figure.colorbar(image, ax=left)
+    left.set_title(f"best {SYMBOLS['one_plus_lambda']}; grey: its lower end, $10^{{-6}}$")
     # The scale ends where exact recovery makes the ratio of two vanishing errors meaningless.
     gain = data.gain.values.clip(1, 100)
     image = right.pcolormesh(omega, alpha, gain.T, norm=LogNorm(1, 100), cmap="magma", rasterized=True)
-    figure.colorbar(image, ax=right, label=f"error at {SYMBOLS['lambda_pt']} = 0 / error at the best", extend="max")
+    figure.colorbar(image, ax=right, extend="max")
+    right.set_title(f"gain: error at {SYMBOLS['lambda_pt']} = 0 / error at the best")
     levels = [level for level in (1.1, 2, 10) if gain.min() < level < gain.max()]
     if levels and min(gain.shape) > 1:
         lines = right.contour(omega, alpha, gain.T, levels=levels, colors="white", linewidths=0.7)

@@ -1,6 +1,7 @@
 """The main job: solve, simulate, compare, store and draw the published grid."""
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -64,7 +65,10 @@ def run(config: Path | None, out: Path, quick: bool = False) -> dict:
 def _folder(out: Path) -> Iterator[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".demo-", dir=out))
+        for left in out.glob(".demo-*-*"):
+            if not _runs(left.name.split("-")[1]):
+                shutil.rmtree(left, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".demo-{os.getpid()}-", dir=out))
     except OSError as error:
         raise DataError(f"cannot write to {out}: {error.strerror}") from error
     try:
@@ -79,6 +83,17 @@ def _folder(out: Path) -> Iterator[Path]:
         raise DataError(f"cannot write to {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _runs(pid: str) -> bool:
+    """Whether the run that made a temporary folder still goes on; a killed one cannot clean up after itself."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _make(spec: Spec, seconds: dict[str, float]) -> dict[str, xr.Dataset]:

@@ -7,6 +7,12 @@ from matplotlib.figure import Figure
 
 from figures.style import SYMBOLS, mix
 
+FIXED = {
+    "beta_ft": r"$\beta_{\rm FT}$",
+    **{name: SYMBOLS[name] for name in ("beta_pt", "c_pt", "gamma_ft")},
+}
+"""What the data set's attributes hold fixed, and how it is written."""
+
 
 def draw(data: xr.Dataset) -> Figure:
     """Draw the three phase diagrams.
@@ -46,6 +52,8 @@ def draw(data: xr.Dataset) -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel(SYMBOLS["one_plus_lambda"])
     _triangle(grid[2, 3])
+    fixed = ", ".join(f"{symbol} = {data.attrs[name]:g}" for name, symbol in FIXED.items())
+    figure.suptitle(f"Where not varied: {fixed}. White lines: every 0.25.", fontsize=8.5)
     return figure
 
 

@@ -82,6 +82,7 @@ def solve(
     require_float64("replica.solve", task, init, alpha_ft, alpha_pt)
     check_range("alpha_ft", alpha_ft, "finite and > 0", lambda x: (x > 0) & np.isfinite(x))
     check_range("alpha_pt", alpha_pt, "> 0 (inf for perfect pretraining)", lambda x: x > 0)
+    shape = broadcast_shape(task=task.shape, init=init.shape, alpha_ft=alpha_ft.shape, alpha_pt=alpha_pt.shape)
     imperfect = np.isfinite(alpha_pt)
     if imperfect.any():
         if is_traced(task.noise_var_pt):
@@ -94,7 +95,6 @@ def solve(
             "`alpha_pt` must be inf, or >= 1 with noise_var_pt = 0 (perfect pretraining), in this version "
             "of the theory; dlnsim.simulate trains an imperfect PT stage exactly"
         )
-    shape = broadcast_shape(task=task.shape, init=init.shape, alpha_ft=alpha_ft.shape, alpha_pt=alpha_pt.shape)
     if is_traced(task, init, alpha_ft):
         points = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape).reshape(-1), (task, init, alpha_ft))
         solution = jax.tree.map(
@@ -128,7 +128,9 @@ def _solve_flat(task: Task, init: Init, alpha: Array, count: Array) -> Solution:
     channels = jax.vmap(perfect_pretraining)(task, init, jnp.where(alpha < 1, alpha, 0.5))
     # The excluded branches still pass through the solver: give them a harmless problem.
     solvable = eqx.tree_at(lambda ch: ch.c, channels, jnp.where(channels.c == 0, 1.0, channels.c))
-    problems = (task, alpha, channels, solvable, *root(solvable, count))
+    # Traced values reach here unchecked.
+    valid = task.in_range & init.in_range & (alpha > 0) & jnp.isfinite(alpha)
+    problems = (task, valid, alpha, channels, solvable, *root(solvable, count))
 
     chunk = min(CHUNK, size)
     chunks = -(-size // chunk)
@@ -141,21 +143,31 @@ def _solve_flat(task: Task, init: Init, alpha: Array, count: Array) -> Solution:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], solved)
 
 
-def _predict(task: Task, alpha: Array, channel: Channel, solvable: Channel, p: Array, outcome: Outcome) -> Solution:
+def _predict(
+    task: Task, valid: Array, alpha: Array, channel: Channel, solvable: Channel, p: Array, outcome: Outcome
+) -> Solution:
     tau, theta = jnp.exp(p[0]), jnp.exp(p[1])
     m = moments(tau, theta, solvable, quadrature(tau, theta, solvable, FINEST))
     solution = _assemble(channel, m.bias + posterior_variance(tau, solvable), m.power, tau, theta)
     dead = channel.c == 0
     certificate = (outcome.residual, outcome.error, outcome.steps.astype(int))
-    code = jnp.where(dead.any(), Result.NONFINITE, outcome.result.astype(int))
+    # c_FT^2 must not overflow in the quadrature: its expectations would silently be 0.
+    lost = dead.any() | (channel.c > 1e150).any()
+    code = jnp.where(lost, Result.NONFINITE, outcome.result.astype(int))
     solution = eqx.tree_at(lambda s: (s.residual, s.error, s.steps, s.result), solution, (*certificate, code))
 
     # alpha >= 1: least squares, x^ = z (theory.md section 4). A zero excess would poison derivatives.
     noise = task.noise_var_ft
     excess = jnp.where(alpha > 1, alpha - 1, 1.0)
     tau_ls = jnp.where((alpha == 1) & (noise > 0), jnp.inf, noise / excess)
-    least_squares = _assemble(channel, tau_ls + 0 * channel.var, channel.var + tau_ls, tau_ls, jnp.asarray(0.0))
+    least_squares = _assemble(channel, 0 * channel.var, channel.var, tau_ls, jnp.asarray(0.0))
     code = jnp.where(jnp.isinf(tau_ls), Result.DIVERGES, Result.CONVERGED)
+    # The error is the same in every group; added last, since an empty group would make 0 * inf of it.
+    least_squares = eqx.tree_at(
+        lambda s: (s.mse, s.mse_by_group, s.forgetting, s.forgetting_by_group),
+        least_squares,
+        replace_fn=lambda leaf: leaf + tau_ls,
+    )
     least_squares = eqx.tree_at(lambda s: s.result, least_squares, code)
     # c_FT = 0: the flow never leaves the origin.
     nan = jnp.asarray(jnp.nan)
@@ -164,6 +176,7 @@ def _predict(task: Task, alpha: Array, channel: Channel, solvable: Channel, p: A
 
     solution = _select(alpha < 1, solution, least_squares)
     solution = _select(dead.all(), at_origin, solution)
+    solution = eqx.tree_at(lambda s: s.result, solution, jnp.where(valid, solution.result, Result.INVALID))
     failed = jnp.isin(solution.result, jnp.array([int(code) for code in FAILURES]))
     kept = (solution.residual, solution.error, solution.steps, solution.result)
     blank = jax.tree.map(lambda leaf: jnp.where(failed, jnp.nan, leaf), eqx.filter(solution, eqx.is_inexact_array))

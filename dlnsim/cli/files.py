@@ -115,8 +115,12 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         # numpy leaves a file that it opened itself open if the archive is torn.
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
-            return {_SINGLE: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            arrays = {_SINGLE: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        # A member that is not an array comes as bytes.
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise TypeError
+        return arrays
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a file of numeric arrays that numpy.savez or numpy.save wrote") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -132,7 +136,7 @@ def _check_file(path: Path) -> None:
 
 
 def _read_csv(path: Path) -> np.ndarray:
-    """The numbers of a CSV file, shape (rows, columns); a first line that is not numeric is a header."""
+    """The numbers of a CSV file, shape (rows, columns); a first line without any number is a header."""
     _check_file(path)
     try:
         # Spreadsheets put a byte-order mark first.
@@ -142,7 +146,7 @@ def _read_csv(path: Path) -> np.ndarray:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a text file of comma-separated numbers: {error}") from error
-    if rows and any(_number(cell) is None for cell in rows[0][1]):
+    if rows and all(_number(cell) is None for cell in rows[0][1]):
         del rows[0]
     if not rows:
         raise DataError(f"{path} must hold rows of comma-separated numbers, got none")
@@ -161,6 +165,7 @@ def _read_csv(path: Path) -> np.ndarray:
 
 def _number(cell: str) -> float | None:
     try:
-        return float(cell)
+        # Python reads 1_0 as 10; a file of numbers does not mean that.
+        return None if "_" in cell else float(cell)
     except ValueError:
         return None

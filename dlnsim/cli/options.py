@@ -111,8 +111,8 @@ Columns: mean and standard error (_se) over the converged seeds of mse_ft, forge
 relative residual, the theory's mse at the sample number used, z = (mse_ft - theory) / se, and how many seeds
 ended with which code. The theory is compared for perfect pretraining: alpha_pt inf, or >= 1 without noise.
 
-Each pair of sample numbers takes seconds to compile. To keep compiled programs between runs, set the
-environment variable JAX_COMPILATION_CACHE_DIR to a folder.
+Sample numbers that differ by a quarter octave take seconds to compile, once: compiled programs are kept in the
+folder that JAX_COMPILATION_CACHE_DIR names, or in ~/.cache/dlnsim.
 
 {_GRID}
 

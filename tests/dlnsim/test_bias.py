@@ -285,3 +285,15 @@ def test_broadcasting_and_jit():
     weights = jax.jit(regime_weights)(beta_ft, beta_pt, init)
     assert weights.shape == (3, 2, 4, 3)
     np.testing.assert_allclose(weights, regime_weights(beta_ft, beta_pt, init), rtol=10 * EPS)
+
+
+def test_nan_and_negative_scales_stay_visible():
+    init = Init(1e-3, 0.0, 0.0)
+    assert np.isnan(l_order(jnp.nan, 1.0))
+    assert np.isnan(l_order(1.0, jnp.nan))
+    assert np.isnan(l_order(1.0, -1.0))
+    assert np.isnan(potential(1.0, -1.0))
+    assert np.isnan(regime_weights(1.0, jnp.nan, init)).all()
+    # A coordinate that cannot move has an infinite penalty.
+    assert potential(1.0, 0.0) == np.inf
+    assert potential(0.0, 0.0) == 0

@@ -274,7 +274,9 @@ def grid_data(c_pt, lambda_pt):
         {"rho_pt": 0.1, "rho_ft": 0.1},
     )
     simulation = xr.Dataset(
-        {"mse": ((*grid, "alpha_ft", "seed"), rng.uniform(0.1, 1, (*shape, 4)))}, grid | {"alpha_ft": alpha}
+        {"mse": ((*grid, "alpha_ft", "seed"), rng.uniform(0.1, 1, (*shape, 4)))},
+        grid | {"alpha_ft": alpha},
+        {"dim": 100},
     )
     return theory, simulation
 
@@ -325,7 +327,11 @@ def test_long_axes_are_drawn():
 def test_small_and_flat_maps_are_drawn(tmp_path, omega, alpha):
     shape = (len(omega), len(alpha))
     data = xr.Dataset(
-        {"lambda_pt": (("omega", "alpha_ft"), np.zeros(shape)), "gain": (("omega", "alpha_ft"), np.ones(shape))},
+        {
+            "lambda_pt": (("omega", "alpha_ft"), np.zeros(shape)),
+            "gain": (("omega", "alpha_ft"), np.ones(shape)),
+            "at_edge": (("omega", "alpha_ft"), np.zeros(shape, dtype=bool)),
+        },
         {"omega": omega, "alpha_ft": alpha},
     )
     figure = best_lambda.draw(data)

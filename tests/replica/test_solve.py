@@ -278,3 +278,45 @@ def test_every_point_converges(c_pt, above_minus_one, gamma, noise, rho_pt, shar
     np.testing.assert_allclose(weights @ s.mse_by_group, s.mse, rtol=1e-12, atol=4e-16 * s.mse_by_group.max())
     # The equation itself, to the accepted residual in units of its largest term.
     np.testing.assert_allclose(s.tau * alpha, noise + s.mse, rtol=0, atol=2e-11 * max(s.tau, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("alpha_ft", jnp.nan), ("rho_pt", jnp.nan), ("rho_pt", 1.5), ("rho_ft", 2.0), ("omega", -0.5), ("lambda_pt", 3.0)]
+    + [("c_pt", 0.0), ("c_pt", -1e-3), ("gamma_ft", -1.0), ("noise_var_ft", jnp.nan), ("alpha_ft", jnp.inf)],
+)
+def test_traced_values_out_of_range_are_nan_with_a_code(name, value):
+    good = dict(
+        rho_pt=0.1, rho_ft=0.1, omega=0.5, noise_var_ft=0.0, c_pt=1e-3, lambda_pt=0.0, gamma_ft=0.1, alpha_ft=0.3
+    )
+    solution = _traced(good | {name: value})
+    assert int(solution.result) == Result.INVALID
+    assert np.isnan(solution.mse)
+
+
+@jax.jit
+def _traced(p):
+    task = Task(p["rho_pt"], p["rho_ft"], p["omega"], noise_var_ft=p["noise_var_ft"])
+    return solve(task, Init(p["c_pt"], p["lambda_pt"], p["gamma_ft"]), alpha_ft=p["alpha_ft"], throw=False)
+
+
+@pytest.mark.parametrize(
+    ("rho_pt", "omega", "direction"), [(0.1, 1.0, (0.0, -1.0)), (0.1, 1.0, (1.0, 0.0)), (0.0, 0.0, (1.0, 0.0))]
+)
+def test_derivatives_where_a_group_is_empty(rho_pt, omega, direction):
+    def mse(step):
+        task = Task(rho_pt + step * direction[0], 0.1, omega + step * direction[1])
+        return solve(task, Init(1e-3, -0.5, 0.1), alpha_ft=0.3).mse
+
+    # One-sided, into the feasible region; third order, so that h^3 = 1e-12 leaves rounding, 1e-11 / h.
+    h = 1e-4
+    difference = (-11 * mse(0.0) + 18 * mse(h) - 9 * mse(2 * h) + 2 * mse(3 * h)) / (6 * h)
+    np.testing.assert_allclose(jax.grad(mse)(0.0), difference, rtol=1e-5)
+
+
+@pytest.mark.parametrize("omega", [0.0, 0.5, 1.0])
+def test_divergence_does_not_turn_into_nan_where_a_group_is_empty(omega):
+    solution = solve(Task(0.1, 0.1, omega, noise_var_ft=0.1), Init(1e-3, 0.0, 0.0), alpha_ft=1.0)
+    assert int(solution.result) == Result.DIVERGES
+    assert np.isinf(solution.mse)
+    assert np.isinf(solution.forgetting)
