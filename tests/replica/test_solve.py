@@ -282,8 +282,11 @@ def test_every_point_converges(c_pt, above_minus_one, gamma, noise, rho_pt, shar
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("alpha_ft", jnp.nan), ("rho_pt", jnp.nan), ("rho_pt", 1.5), ("rho_ft", 2.0), ("omega", -0.5), ("lambda_pt", 3.0)]
-    + [("c_pt", 0.0), ("c_pt", -1e-3), ("gamma_ft", -1.0), ("noise_var_ft", jnp.nan), ("alpha_ft", jnp.inf)],
+    [
+        *(("alpha_ft", jnp.nan), ("alpha_ft", jnp.inf), ("rho_pt", jnp.nan), ("rho_pt", 1.5), ("rho_ft", 2.0)),
+        *(("omega", -0.5), ("c_pt", 0.0), ("c_pt", -1e-3), ("lambda_pt", 3.0), ("gamma_ft", -1.0)),
+        ("noise_var_ft", jnp.nan),
+    ],
 )
 def test_traced_values_out_of_range_are_nan_with_a_code(name, value):
     good = dict(
