@@ -58,7 +58,8 @@ def draw_grid(theory: xr.Dataset, simulation: xr.Dataset, published: xr.Dataset)
             axes.set_title(f"{SYMBOLS['omega']} = {omega:g},  {SYMBOLS['gamma_ft']} = {gamma:g}")
             axes.set_yscale("log")
             # Exact recovery goes on falling; what matters is above.
-            axes.set_ylim(max(1e-5, float(theory.mse.sel(gamma_ft=gamma).min()) / 2), 6)
+            column = theory.mse.sel(gamma_ft=gamma)
+            axes.set_ylim(max(1e-5, float(column.min()) / 2), 2 * float(column.max()))
     for axes in panels[-1]:
         axes.set_xlabel(SYMBOLS["alpha_ft"])
     for axes in panels[:, 0]:
