@@ -78,7 +78,8 @@ def solve_all(channels: Channel, count: ArrayLike, first: Phase = Phase.COARSE) 
         )
 
     def unfinished(carry: tuple) -> Array:
-        return jnp.any(carry[3].phase != Phase.DONE)
+        # A problem that is not finite is done as soon as it is taken: the queue may still hold others.
+        return jnp.any((carry[0] < count) | (carry[3].phase != Phase.DONE))
 
     first_lanes = jnp.arange(lanes)
     nothing = (jnp.zeros((size, 2)), *(jnp.full(size, jnp.inf) for _ in range(2)), jnp.zeros(size, int))

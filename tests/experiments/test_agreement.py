@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import xarray as xr
-from scipy import stats
+from scipy import integrate, stats
 
 from experiments.agreement import pooled_z_scores, published_deviations, student_quantile, z_scores
 
@@ -25,11 +25,16 @@ def normal():
 
 @pytest.mark.parametrize("degrees", range(1, 51))
 def test_student_quantile(degrees):
-    expected = stats.t.isf(stats.norm.sf(2), degrees)
-    # The quadrature's step is 5e-4, which leaves h^2 = 3e-7; for one degree of freedom the tail beyond 200 is
-    # taken as a pure power, off by (1 / 200)^2 / 3 of 0.3 % of the mass, 1e-8 beside a tail of 0.0455; the
-    # constant 0.0455003 is rounded by 8e-7.
-    assert student_quantile(degrees) == pytest.approx(expected, rel=2e-6)
+    # Student's density from its formula, and the normal tail from erfc: not the distributions of scipy.stats.
+    log_norm = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(degrees * math.pi) / 2
+    beyond, _ = integrate.quad(
+        lambda t: math.exp(log_norm - (degrees + 1) / 2 * math.log1p(t * t / degrees)),
+        student_quantile(degrees),
+        math.inf,
+        epsabs=0,
+        epsrel=1e-10,
+    )
+    assert 2 * beyond == pytest.approx(math.erfc(2 / math.sqrt(2)), rel=1e-9)
 
 
 def test_normal_data_agree_with_their_mean(normal):

@@ -323,3 +323,18 @@ def test_divergence_does_not_turn_into_nan_where_a_group_is_empty(omega):
     assert int(solution.result) == Result.DIVERGES
     assert np.isinf(solution.mse)
     assert np.isinf(solution.forgetting)
+
+
+def test_bad_points_do_not_end_the_queue():
+    # More of them than there are lanes: every lane is done at once while good points still wait.
+    alpha = jnp.where(jnp.arange(700) < 600, jnp.nan, 0.3)
+    alone = solve(Task(0.1, 0.1, 0.5), Init(1e-3, 0.0, 0.1), alpha_ft=0.3)
+    c_pt = jnp.where(jnp.arange(700) < 600, jnp.nan, 1e-3)
+
+    @jax.jit
+    def traced(alpha, c_pt):
+        return solve(Task(0.1, 0.1, 0.5), Init(c_pt, 0.0, 0.1), alpha_ft=alpha, throw=False)
+
+    solution = traced(alpha, c_pt)
+    np.testing.assert_array_equal(solution.result, [Result.INVALID] * 600 + [Result.CONVERGED] * 100)
+    np.testing.assert_allclose(solution.mse[600:], alone.mse, rtol=1e-12)
